@@ -1,0 +1,1 @@
+"""Pyramid vision transformers for pictures and clips."""

@@ -1,0 +1,1 @@
+"""From files to batches: pictures, folders, checks, augmentation, loading, generated scenes."""

@@ -1,0 +1,1 @@
+"""Where models meet data: one file per task."""
