@@ -1,0 +1,126 @@
+"""Parameter groups, learning rates, freezing, averaging; the optimiser's state by name."""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Staged(Protocol):
+    """What a model tells about its parameters; every model of ours does."""
+
+    num_depths: int
+    """Depths on the way from the input (0) to the last layer (num_depths - 1)."""
+
+    def depth_of(self, parameter: str) -> int: ...
+
+    def stage_of(self, parameter: str) -> int: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+    """Trainable parameters in groups for AdamW, each with its ``weight_decay`` and ``lr_scale``.
+
+    Biases, norms and other 1-D parameters have no weight decay. ``lr_scale`` is ``layer_decay`` to the power of the distance from the last
+    layer, so the last layer has 1.
+    """
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = weight_decay if parameter.ndim > 1 else 0.0
+        scale = layer_decay ** (model.num_depths - 1 - model.depth_of(name)) if layer_decay < 1 else 1.0
+        group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def scaled_lr(lr: float, batch: int, reference_batch: int) -> float:
+    """Learning rate for a step over ``batch`` samples when ``lr`` is stated for ``reference_batch``: in proportion."""
+    return lr * batch / reference_batch
+
+
+def learning_rate(step: int, *, total_steps: int, warmup_steps: int, peak: float, warmup_lr: float = 0.0, min_lr: float = 0.0) -> float:
+    """Learning rate of one step (from 0): a straight line from ``warmup_lr`` to ``peak``, then a half cosine to ``min_lr``.
+
+    Depends on nothing but the step, so a resumed run can't differ. ``warmup_lr`` and ``min_lr`` above ``peak`` count as ``peak``.
+    """
+    warmup_lr, min_lr = min(warmup_lr, peak), min(min_lr, peak)
+    if step < warmup_steps:
+        return warmup_lr + (peak - warmup_lr) * step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return min_lr + (peak - min_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its share of the learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+
+
+def freeze(model: Staged, stages: int) -> int:
+    """Stop training the first ``stages`` stages (4: all but the head); returns the number of frozen values."""
+    frozen = 0
+    for name, parameter in model.named_parameters():
+        if model.stage_of(name) < stages:
+            parameter.requires_grad_(False)
+            frozen += parameter.numel()
+    return frozen
+
+
+def train_mode(model: nn.Module) -> None:
+    """Switch to training, but for modules whose parameters are all frozen: their norms keep their statistics and nothing drops out."""
+    model.train()
+    for module in model.modules():
+        parameters = list(module.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            module.eval()
+
+
+class Ema:
+    """An exponentially averaged copy of a model in fp32, for evaluation; buffers are copied, not averaged."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.model = copy.deepcopy(model).float().eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Take in the weights after optimiser step ``step`` (from 0). The decay grows as (1 + step) / (10 + step) up to its final value,
+        so that short runs are not averages of random weights."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+            mine.lerp_(theirs.float(), 1 - decay)
+        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
+            mine.copy_(theirs)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, model: Staged) -> dict[str, Tensor]:
+    """The optimiser's state as ``<parameter>/<quantity>`` → tensor."""
+    state = optimizer.state
+    return {
+        f"{name}/{quantity}": tensor
+        for name, parameter in model.named_parameters()
+        if parameter in state
+        for quantity, tensor in state[parameter].items()
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: Staged, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` gave. ValueError for a name that the model does not have."""
+    parameters = dict(model.named_parameters())
+    for key, tensor in tensors.items():
+        name, _, quantity = key.rpartition("/")
+        if name not in parameters:
+            raise ValueError(f"The optimiser's state is of another network: there is no parameter {name!r}.")
+        device = parameters[name].device if tensor.ndim or _fused(optimizer) else torch.device("cpu")
+        optimizer.state[parameters[name]][quantity] = tensor.to(device, copy=True)
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Fused kernels keep their step count beside the parameters, the others on the CPU."""
+    return bool(optimizer.param_groups[0].get("fused"))
