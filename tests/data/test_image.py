@@ -274,7 +274,7 @@ def test_damaged_files_say_which_and_why(tmp_path: Path) -> None:
         read_image(tmp_path / "missing.jpg")
     with pytest.raises(ImageError, match="folder"):
         read_image(tmp_path)
-    tifffile.imwrite(tmp_path / "cut.tif", np.ones((50, 50, 7), np.uint16), photometric="minisblack")
+    tifffile.imwrite(tmp_path / "cut.tif", np.ones((50, 50, 7), np.uint16), photometric="minisblack", planarconfig="contig")
     content = (tmp_path / "cut.tif").read_bytes()
     (tmp_path / "cut.tif").write_bytes(content[:-5000])
     with pytest.raises(ImageError, match="cut off"):
