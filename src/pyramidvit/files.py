@@ -27,6 +27,10 @@ CHECKSUM = "sha256"
 CHUNK = 1 << 24
 
 
+class DamagedFile(UserError):
+    """The file is there, but its content is not what was written."""
+
+
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text durably. UserError when the folder can't be written or the disk is full."""
     write_bytes(path, text.encode())
@@ -55,7 +59,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors (on the CPU) and metadata of a safetensors file, verified by the checksum when it holds one.
 
-    UserError when the file is missing, damaged or no safetensors file; pickled files (.pth, .ckpt) are refused without being opened.
+    UserError when the file can't be read, DamagedFile when it is damaged or no safetensors file; pickled files (.pth, .ckpt) are
+    refused without being opened.
     """
     try:
         with path.open("rb") as file:
@@ -71,12 +76,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged or no safetensors file: {error}.") from None
+        raise DamagedFile(f"{path} is damaged or no safetensors file: {error}.") from None
     header, body = _split(memoryview(data))
     metadata: dict[str, str] = header.get("__metadata__") or {}
     expected = metadata.pop(CHECKSUM, None)
     if expected is not None and expected != _checksum(header, body):
-        raise UserError(f"{path} is damaged: its content does not match its checksum. Use another copy of the file.")
+        raise DamagedFile(f"{path} is damaged: its content does not match its checksum. Use another copy of the file.")
     return tensors, metadata
 
 
