@@ -1,0 +1,33 @@
+"""A backbone with a linear layer on its embedding. Shapes: B batch, D embedding, K classes."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pyramidvit.models.layers import Backbone, init_weights
+
+
+class Classifier(nn.Module):
+    """Pictures (B, C, H, W) → logits (B, K); the same in training and evaluation."""
+
+    def __init__(self, backbone: Backbone, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.width, num_classes)
+        self.head.apply(init_weights)
+        self.num_depths = backbone.num_depths + 1
+
+    def forward(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B K"]:
+        return self.head(self.backbone.embed(x))
+
+    def depth_of(self, parameter: str) -> int:
+        """Place of a parameter between stem (0) and head (num_depths - 1)."""
+        name = parameter.removeprefix("backbone.")
+        return self.num_depths - 1 if name == parameter else self.backbone.depth_of(name)
+
+    def stage_of(self, parameter: str) -> int:
+        """Stage 0 to 3 of a parameter; 4 is the head."""
+        name = parameter.removeprefix("backbone.")
+        return 4 if name == parameter else self.backbone.stage_of(name)
+
+    def set_grad_checkpointing(self, on: bool = True) -> None:
+        self.backbone.set_grad_checkpointing(on)

@@ -1,0 +1,163 @@
+"""What several networks share. Shapes: B batch, C channels, H W grid, T frames; tokens are channels-last (B, H, W, C)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class FeatureInfo:
+    """One map of a backbone: its number of channels, and how many input pixels one of its cells spans per side."""
+
+    channels: int
+    stride: int
+
+
+class Backbone(nn.Module):
+    """A pyramid network: pictures (B, C, H, W) in, a list of maps (B, Cᵢ, H / sᵢ, W / sᵢ) out, finest first.
+
+    ``feature_info`` describes the maps that ``forward`` returns, ``width`` is the length of ``embed``'s vectors, ``input_shape`` the
+    declared default input without the batch.
+    """
+
+    feature_info: tuple[FeatureInfo, ...]
+    width: int
+    input_shape: tuple[int, ...]
+
+    @property
+    def num_depths(self) -> int:
+        """How many depths ``depth_of`` tells apart: the stem, then every block."""
+        raise NotImplementedError
+
+    def embed(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D"]:
+        """The vector that a classifier's last layer sees."""
+        raise NotImplementedError
+
+    def depth_of(self, parameter: str) -> int:
+        """Place of a parameter on the way from input (0) to output, for layer-wise learning rates."""
+        raise NotImplementedError
+
+    def stage_of(self, parameter: str) -> int:
+        """Stage 0 to 3 that a parameter belongs to, for freezing."""
+        raise NotImplementedError
+
+    def set_grad_checkpointing(self, on: bool = True) -> None:
+        """Recompute the blocks' activations in the backward pass instead of keeping them."""
+        raise NotImplementedError
+
+
+def resolve_out_indices(out_indices: Sequence[int], levels: int = 4) -> tuple[int, ...]:
+    """Indices of the wanted maps, negative ones counted from the coarsest, as rising numbers from 0."""
+    valid = f"Valid indices are {list(range(levels))} (finest to coarsest), or {list(range(-levels, 0))} from the coarsest end."
+    if not out_indices:
+        raise ValueError(f"out_indices is empty: name at least one map. {valid}")
+    if wrong := [i for i in out_indices if not -levels <= i < levels]:
+        raise ValueError(f"out_indices {tuple(out_indices)} asks for maps that don't exist: {wrong}. {valid}")
+    indices = tuple(i % levels for i in out_indices)
+    if list(indices) != sorted(set(indices)):
+        raise ValueError(f"out_indices {tuple(out_indices)} must rise without repeats. {valid}")
+    return indices
+
+
+def check_picture(x: Tensor, in_chans: int) -> None:
+    """Raise with the expected and the received shape unless x is (B, in_chans, H, W) with H, W >= 32."""
+    got = f"got {tuple(x.shape)}"
+    if x.ndim == 5:
+        raise ValueError(f"This network takes pictures (B, {in_chans}, H, W), {got}: that looks like clips; choose a video network.")
+    if x.ndim != 4:
+        raise ValueError(f"This network takes pictures (B, {in_chans}, H, W), {got}. A single picture needs a batch axis: x[None].")
+    if x.shape[1] != in_chans:
+        hint = " Channels come before height and width: permute(0, 3, 1, 2)." if x.shape[-1] == in_chans else ""
+        raise ValueError(f"This network takes {in_chans} channels, (B, {in_chans}, H, W), {got}.{hint}")
+    if min(x.shape[2:]) < 32:
+        H, W = x.shape[2:]
+        raise ValueError(
+            f"Pictures must be at least 32x32 (height x width), {got}; the nearest size that works is {max(H, 32)}x{max(W, 32)}."
+        )
+
+
+def to_map(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B C H W"]:
+    """Tokens seen as a map: the same memory, which torch then calls channels_last."""
+    return x.permute(0, 3, 1, 2)
+
+
+def to_tokens(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B H W C"]:
+    """A map seen as channels-last tokens; free when its memory is channels_last already."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+class TokenConv(nn.Conv2d):
+    """A convolution on channels-last tokens; its weight lies in memory as the kernel reads it."""
+
+    def __init__(self, in_chans: int, width: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> None:
+        super().__init__(in_chans, width, kernel, stride, padding, groups=groups)
+        self.weight = nn.Parameter(self.weight.detach().to(memory_format=torch.channels_last))
+
+    def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C2"]:
+        return to_tokens(super().forward(to_map(input)))
+
+
+class DropPath(nn.Module):
+    """Adds a residual branch, which training leaves out for a share of the samples (Huang et al. 2016, stochastic depth)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Float[Tensor, "B *N C"], branch: Float[Tensor, "B *N C"]) -> Float[Tensor, "B *N C"]:
+        if not self.training or self.rate == 0:
+            return x + branch if torch.is_grad_enabled() else branch.add_(x)  # in place: fresh memory costs more than the sum
+        keep = 1 - self.rate
+        mask = branch.new_empty(len(x), *[1] * (x.ndim - 1)).bernoulli_(keep).div_(keep)
+        return torch.addcmul(x, branch, mask)
+
+    def extra_repr(self) -> str:
+        return f"{self.rate:.3f}"
+
+
+def drop_path_rates(rate: float, depths: Sequence[int]) -> Iterator[float]:
+    """Rates for all blocks in order, rising linearly from 0 in the first to ``rate`` in the last."""
+    last = max(sum(depths) - 1, 1)
+    return (rate * i / last for i in range(sum(depths)))
+
+
+def run_block(block: Callable[[Tensor], Tensor], x: Tensor, checkpointing: bool) -> Tensor:
+    """A block's output, its activations recomputed in the backward pass if asked for."""
+    return checkpoint(block, x, use_reentrant=False) if checkpointing and torch.is_grad_enabled() else block(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The exact GELU, in place where no gradient will need its input."""
+    return F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
+
+
+class BlockConv(nn.Conv2d):
+    """A convolution over non-overlapping r × r blocks of tokens, computed as one matrix product; rows and columns that fill no
+    block are left out, as a convolution without padding does."""
+
+    def __init__(self, width: int, block: int) -> None:
+        super().__init__(width, width, block, block)
+        self.weight = nn.Parameter(self.weight.detach().to(memory_format=torch.channels_last))
+
+    def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C"]:
+        B, H, W, C = input.shape
+        r = self.stride[0]
+        x = input[:, : H // r * r, : W // r * r].reshape(B, H // r, r, W // r, r, C).transpose(2, 3).reshape(B, H // r, W // r, r * r * C)
+        return F.linear(x, self.weight.permute(0, 2, 3, 1).reshape(C, -1), self.bias)
+
+
+def init_weights(module: nn.Module) -> None:
+    """The published initialisation of PVT v2: truncated normal for linear layers, fan-out normal for convolutions."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Conv2d):
+        fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+        nn.init.normal_(module.weight, 0, (2 / fan_out) ** 0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
