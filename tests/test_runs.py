@@ -68,10 +68,13 @@ def test_opening_something_else_says_what_was_expected(tmp_path: Path) -> None:
 
 def test_settings_come_back_with_their_sources_beside_them(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "classify", "a")
-    given = RunConfig.model_validate({"optim": {"lr": 0.5}, "augment": {"size": (64, 96)}, "data": {"mean": (0.1,), "in_chans": 1}})
+    given = RunConfig.model_validate(
+        {"optim": {"lr": 0.5}, "augment": {"size": (64, 96)}, "data": {"mean": (0.1,), "in_chans": 1}, "model": {"weights": "a  # b"}}
+    )
     config, sources = resolve(given)
     run.write_config(config, sources)
     assert run.read_config() == config
+    assert run.read_sources() == sources
     assert "lr: 0.5  # command line" in run.config_file.read_text()
 
 

@@ -111,6 +111,18 @@ class RunFolder:
         """The settings of the run. UserError when config.yaml was changed into something wrong."""
         return configs.validate(configs.read_yaml(self.config_file), str(self.config_file))
 
+    def read_sources(self) -> Sources:
+        """Where each setting that is not a default came from, as config.yaml says."""
+        sources: Sources = {}
+        section = ""
+        for line in self.config_file.read_text(encoding="utf-8").splitlines():
+            setting, _, source = line.rpartition("  # ")
+            if not line.startswith(" "):
+                section = line.partition(":")[0]
+            elif source != "default":
+                sources[f"{section}.{setting.strip().partition(':')[0]}"] = source
+        return sources
+
     def write_env(self) -> None:
         """env.json: versions and hardware, no names of people, machines or folders."""
         _write_json(self.path / "env.json", environment())
