@@ -1,7 +1,7 @@
 """Generated pictures with exact labels: overlapping shapes on textured backgrounds, for the demo and the tests.
 
-A picture's class is the shape whose objects cover most of the visible pixels. They are larger than the distractors of other shapes,
-which overlap them; colour, texture, place and rotation say nothing about the class.
+A picture's class is the shape that covers most of the visible pixels: one large object, often with a smaller one of its kind. Small
+objects of other shapes distract and overlap it; colour, texture, place and rotation say nothing about the class.
 Shapes: H W pixels, N visible objects. All randomness comes from the seed and the picture's number.
 """
 
@@ -131,22 +131,24 @@ def _scene(rng: np.random.Generator, label: int, size: tuple[int, int]) -> Scene
 
 
 def _arrange(rng: np.random.Generator, label: int, size: tuple[int, int]) -> list[_Object]:
-    """One to three large objects of the main shape and one to three small ones of other shapes, in random order."""
-    H, W = size
-    count = int(rng.integers(1, 4))
-    scale = min(size) * (0.36, 0.27, 0.22)[count - 1]
-    objects: list[_Object] = []
-    for _ in range(count):
-        x, y, radius = rng.uniform(0.2, 0.8) * W, rng.uniform(0.2, 0.8) * H, scale * rng.uniform(0.75, 1.15)
-        objects.append(_Object(label, x, y, radius, rng.uniform(0, 2 * math.pi)))
+    """A large object of the main shape, often a smaller one too, and one to three small ones of other shapes, in random order."""
+    (H, W), short = size, min(size)
+    main = _place(rng, label, rng.uniform(0.3, 0.7) * W, rng.uniform(0.3, 0.7) * H, short * rng.uniform(0.26, 0.42))
+    objects = [main]
+    if rng.random() < 0.4:
+        objects.append(_place(rng, label, rng.uniform(0, W), rng.uniform(0, H), short * rng.uniform(0.1, 0.2)))
     for _ in range(int(rng.integers(1, 4))):
         shape = (label + int(rng.integers(1, len(SHAPES)))) % len(SHAPES)
-        x, y, radius = rng.uniform(0, W), rng.uniform(0, H), min(size) * rng.uniform(0.08, 0.14)
-        if rng.random() < 0.5:  # on the rim of a main object
-            main, towards = objects[int(rng.integers(count))], rng.uniform(0, 2 * math.pi)
+        x, y = rng.uniform(0, W), rng.uniform(0, H)
+        if rng.random() < 0.5:  # on the rim of the main object
+            towards = rng.uniform(0, 2 * math.pi)
             x, y = main.x + main.radius * math.cos(towards), main.y + main.radius * math.sin(towards)
-        objects.append(_Object(shape, x, y, radius, rng.uniform(0, 2 * math.pi)))
+        objects.append(_place(rng, shape, x, y, short * rng.uniform(0.08, 0.14)))
     return [objects[i] for i in rng.permutation(len(objects))]
+
+
+def _place(rng: np.random.Generator, shape: int, x: float, y: float, radius: float) -> _Object:
+    return _Object(shape, x, y, radius, math.radians(rng.uniform(-45, 45)))
 
 
 def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, int]) -> tuple[Array, Array]:
