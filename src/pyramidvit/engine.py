@@ -76,7 +76,8 @@ def train(task: Task, config: RunConfig, run: RunFolder, *, resume: bool = False
             checkpoint.clean(run.checkpoints)
             check_space(session, run)
         if resume:
-            saved, notes = checkpoint.latest(run.checkpoints)
+            with accelerator.main_process_first():  # it may set a damaged file aside
+                saved, notes = checkpoint.latest(run.checkpoints)
             session.notes += notes or ([] if saved else ["There is no checkpoint yet: training starts from the beginning."])
             if saved:
                 restore(session, saved)
