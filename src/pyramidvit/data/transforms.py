@@ -131,13 +131,22 @@ def _white(image: Tensor) -> int:
 Pair = tuple[float, float]
 
 
-def _affine(image: Tensor, s: _Strength, *, degrees: float = 0, shift: Pair = (0, 0), shear: Pair = (0, 0)) -> Tensor:
-    """Turn by degrees, shift by shares of width and height, shear by slopes (x, y); each times level and sign."""
+def _affine(image: Tensor, s: _Strength, *, degrees: float = 0, shear: Pair = (0, 0)) -> Tensor:
+    """Turn by degrees, shear by slopes (x, y); each times level and sign."""
     strength = s.sign * s.level
-    pixels = [float(round(strength * share * side)) for share, side in zip(shift, (image.shape[-1], image.shape[-2]), strict=True)]
     angles = [math.degrees(math.atan(strength * slope)) for slope in shear]
     mode = v2.InterpolationMode.BILINEAR
-    return F.affine(image, strength * degrees, pixels, 1.0, angles, interpolation=mode, fill=s.fill)
+    return F.affine(image, strength * degrees, [0, 0], 1.0, angles, interpolation=mode, fill=s.fill)
+
+
+def _shift(image: Tensor, s: _Strength, axis: int, share: float) -> Tensor:
+    """Move by whole pixels, ``share`` of the side times level and sign; the same as an affine map at a fraction of its time."""
+    side = image.shape[axis]
+    pixels = round(s.sign * s.level * share * side)
+    moved = torch.tensor(s.fill).to(image.dtype).view(-1, 1, 1).expand(image.shape).contiguous()
+    kept = side - abs(pixels)
+    moved.narrow(axis, max(pixels, 0), kept).copy_(image.narrow(axis, max(-pixels, 0), kept))
+    return moved
 
 
 def _solarize_add(image: Tensor, s: _Strength) -> Tensor:
@@ -151,8 +160,8 @@ GEOMETRY: dict[str, Op] = {
     "rotate": lambda image, s: _affine(image, s, degrees=30),
     "shear_x": lambda image, s: _affine(image, s, shear=(0.3, 0)),
     "shear_y": lambda image, s: _affine(image, s, shear=(0, 0.3)),
-    "translate_x": lambda image, s: _affine(image, s, shift=(0.45, 0)),
-    "translate_y": lambda image, s: _affine(image, s, shift=(0, 0.45)),
+    "translate_x": lambda image, s: _shift(image, s, -1, 0.45),
+    "translate_y": lambda image, s: _shift(image, s, -2, 0.45),
 }
 """Operations for any number of channels."""
 COLOUR: dict[str, Op] = {
