@@ -589,7 +589,7 @@ def test_gradients_that_overflow_fp16_are_counted_and_the_scaler_is_resumed(tmp_
     """PB-67, PB-73: the scale starts far too high, falls until steps succeed, and goes on from there after a resume."""
     monkeypatch.setattr(engine, "make_accelerator", half_precision(2.0**22))
     result = run_tiny(tmp_path / "straight", epochs=8)
-    assert 2 <= result.overflows < 10
+    assert 2 <= result.overflows < result.steps / 2
     assert result.nonfinite == 0
     seen = 0
 
