@@ -188,7 +188,7 @@ def confusion_picture(result: Confusion) -> bytes:
     side = min(max(0.5 * K, 2), 0.16 * K + 4, 9)  # inches
     figure, (axes,) = _figure(side + 3, side + 2, 1)
     shades = colormaps["Blues"].with_extremes(bad=TRACK)
-    mesh = axes.imshow(shares, shades, PowerNorm(0.6, 0, 1), interpolation="nearest")  # the power keeps rare mistakes visible
+    mesh = axes.imshow(shares, shades, PowerNorm(0.6, 0, 1))  # the power keeps rare mistakes visible
     if K <= 60:
         size = min(9.0, 50 * side / K)
         _name_ticks(axes.yaxis, result.classes, size, 0)
@@ -226,12 +226,14 @@ def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
     figure, all_axes = _figure(7, 1.9 * len(panels) + 0.3, len(panels))
     for axes, (title, group) in zip(all_axes, panels, strict=True):
         for (name, points), colour, dash in zip(group.items(), cycle((BLUE, RED, GREEN, PURPLE, ORANGE)), cycle(("-", "--", "-.", ":"))):
-            epochs, values = zip(*points, strict=True)
-            axes.plot(epochs, values, dash, color=colour, label=name, linewidth=1.6, marker="o", markersize=4 if len(points) < 25 else 0)
+            places, values = zip(*points, strict=True)
+            axes.plot(places, values, dash, color=colour, label=name, linewidth=1.6, marker="o", markersize=4 if len(points) < 25 else 0)
         axes.set_ylabel(title)
         axes.grid(color=TRACK)
         if group is not rate:
             axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    epochs = [row["epoch"] for row in rows]
+    all_axes[-1].set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
     all_axes[-1].set_xlabel("epoch")
     all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return _png(figure)
@@ -262,5 +264,5 @@ def _name_ticks(axis: "Axis", names: Sequence[str], size: float, turn: float) ->
 
 def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.15)
     return buffer.getvalue()
