@@ -235,7 +235,7 @@ def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
     epochs = [row["epoch"] for row in rows]
     all_axes[-1].set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
     all_axes[-1].set_xlabel("epoch")
-    all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return _png(figure)
 
 
