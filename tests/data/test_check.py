@@ -186,12 +186,12 @@ def test_report_is_plain_json_and_readable_text(root: Path) -> None:
     report = check(root)
     content = json.loads(json.dumps(report.to_json()))
     assert content["ok"] is False
-    assert {one["code"] for one in content["findings"]} == {"damaged", "unmeasured", "few"}
+    assert {one["code"] for one in content["findings"]} == {"damaged", "unmeasured", "few", "uneven"}
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(report))
     console.file.close()
     text = console.export_text()
-    assert "training would go wrong (1 error, 2 warnings)" in text
+    assert "training would go wrong (1 error, 3 warnings)" in text
     assert "[red]odd.png" in text
     assert "… 10 more" in text
     assert text.index("error:") < text.index("warning:")
