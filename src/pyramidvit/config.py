@@ -214,6 +214,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
+def read_sources(path: Path) -> Sources:
+    """Where the settings in a file that ``to_yaml`` wrote came from."""
+    sources: Sources = {}
+    section = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.strip().partition(":")
+        if not line.startswith(" "):
+            section = name
+        elif (source := rest.rpartition("  # ")[2]) != "default":
+            sources[f"{section}.{name}"] = source
+    return sources
+
+
 def to_yaml(config: RunConfig, sources: Sources) -> str:
     """The resolved settings as YAML, each with its help above it and its source behind it."""
     lines = [f"task: {config.task}"]

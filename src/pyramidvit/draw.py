@@ -266,3 +266,10 @@ def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.15)
     return buffer.getvalue()
+
+
+def encode_png(picture: Image.Image) -> bytes:
+    """A picture as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -168,6 +168,9 @@ class ClassScores:
         return {"path": self.path, "top": [{"class": name, "probability": round(p, 6)} for name, p in self.top(k)]}
 
 
+Prediction = ClassScores
+"""What a task predicts for one picture."""
+
 Cell = str | int | float | None
 """What a table holds; None is shown as a dash."""
 

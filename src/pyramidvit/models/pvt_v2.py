@@ -5,12 +5,14 @@ detection/pvt_v2.py. Left out, since no published variant sets them: qk_scale, q
 Shapes: B batch, H W grid, C channels, N = H * W queries, M keys after reduction, h heads, d = C / h, E hidden channels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyramidvit.models.kernels import GeluLinear, Linear
 from pyramidvit.models.layers import (
     Backbone,
     BlockConv,
@@ -21,7 +23,6 @@ from pyramidvit.models.layers import (
     drop_path_rates,
     gelu,
     init_weights,
-    resolve_out_indices,
     run_block,
     to_map,
     to_tokens,
@@ -72,9 +73,9 @@ class ReducedAttention(nn.Module):
     def __init__(self, width: int, heads: int, reduction: int, linear: bool) -> None:
         super().__init__()
         self.heads, self.reduction, self.linear = heads, reduction, linear
-        self.q = nn.Linear(width, width)
-        self.kv = nn.Linear(width, 2 * width)
-        self.proj = nn.Linear(width, width)
+        self.q = Linear(width, width)
+        self.kv = Linear(width, 2 * width)
+        self.proj = Linear(width, width)
         if linear:
             self.reduce = TokenConv(width, width, 1)
             self.norm = nn.LayerNorm(width)
@@ -101,15 +102,15 @@ class MixFeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, linear: bool) -> None:
         super().__init__()
         self.linear = linear
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = Linear(width, hidden)
         self.dwconv = TokenConv(hidden, hidden, 3, padding=1, groups=hidden)
-        self.fc2 = nn.Linear(hidden, width)
+        self.fc2 = GeluLinear(hidden, width)
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         x = self.fc1(x)  # (B, H, W, E)
         if self.linear:
             x = F.relu(x)
-        return self.fc2(gelu(self.dwconv(x)))
+        return self.fc2(self.dwconv(x))
 
 
 class Block(nn.Module):
@@ -150,19 +151,18 @@ class PVTv2(Backbone):
         self,
         config: PVTv2Config = PVTv2Config(),
         in_chans: int = 3,
-        out_indices: tuple[int, ...] = (0, 1, 2, 3),
+        out_indices: Sequence[int] | None = None,
         drop_path_rate: float | None = None,
+        classify: bool = False,
     ) -> None:
-        super().__init__()
-        self.config, self.in_chans = config, in_chans
-        self.out_indices = resolve_out_indices(out_indices)
+        super().__init__(in_chans, out_indices, classify, config.depths)
+        self.config = config
         self.feature_info = tuple(FeatureInfo(config.widths[i], 4 * 2**i) for i in self.out_indices)
-        self.width = config.widths[self.out_indices[-1]]
+        self.width = self.feature_info[-1].channels
         self.input_shape = (in_chans, 224, 224)
-        self.checkpointing = False
         rates = drop_path_rates(config.drop_path_rate if drop_path_rate is None else drop_path_rate, config.depths)
         self.stages = nn.ModuleList()
-        for i in range(self.out_indices[-1] + 1):  # stages beyond the last wanted map are not built
+        for i in range(len(self.depths)):
             shape = config.widths[i], config.heads[i], config.expansions[i], config.reductions[i], config.linear
             blocks = [Block(*shape, next(rates)) for _ in range(config.depths[i])]
             previous, kernel, stride = (config.widths[i - 1], 3, 2) if i else (in_chans, 7, 4)
@@ -180,20 +180,3 @@ class PVTv2(Backbone):
 
     def embed(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D"]:
         return self(x)[-1].mean((2, 3))
-
-    @property
-    def num_depths(self) -> int:
-        return 1 + sum(self.config.depths[: len(self.stages)])
-
-    def depth_of(self, parameter: str) -> int:
-        stage, part, *rest = parameter.removeprefix("stages.").split(".")
-        before = sum(self.config.depths[: int(stage)])
-        if part == "blocks":
-            return before + int(rest[0]) + 1
-        return before + self.config.depths[int(stage)] if part == "norm" else before  # patches stand before the first block
-
-    def stage_of(self, parameter: str) -> int:
-        return int(parameter.split(".")[1])
-
-    def set_grad_checkpointing(self, on: bool = True) -> None:
-        self.checkpointing = on

@@ -1,0 +1,42 @@
+# Two commands from a fresh clone, with Python >= 3.11 and nothing else: make demo, make test.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-fast lint types format clean
+
+demo: .venv/.installed
+	$(BIN)/pyramidvit demo
+
+test: lint types
+	$(BIN)/pytest
+
+test-fast: .venv/.installed-dev
+	$(BIN)/pytest -m "not slow"
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev
+	$(BIN)/pyright
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pyramidvit needs Python 3.11 or newer; set PYTHON=python3.11 or the like.")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# torch and torchvision are named together, so that pip picks two that belong together and no second torch.
+.venv/.installed: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet torch torchvision --editable .
+	touch $@
+
+.venv/.installed-dev: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet torch torchvision --editable ".[dev]"
+	touch $@ .venv/.installed

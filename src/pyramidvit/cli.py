@@ -1,0 +1,64 @@
+"""The command line: verbs by name, one clear message for a user's mistake, exit codes that mean something.
+
+0 done · 2 the user's input is wrong · 130, 143 stopped by a signal after saving · 1 a fault of ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+from pydantic import ValidationError
+from rich.console import Console
+from rich.text import Text
+
+import pyramidvit
+from pyramidvit.allocator import keep_freed_memory
+from pyramidvit.errors import UserError
+
+VERBS = {
+    "demo": "Draw pictures, train a small network on them, show the result: minutes on a CPU.",
+    "check": "Look a data set over before training: counts, sizes, damaged files, duplicates, balance.",
+    "train": "Train a network on a folder of pictures, or continue a run.",
+    "evaluate": "Measure a trained network on pictures with known classes.",
+    "predict": "Say what is on pictures.",
+    "models": "List the networks.",
+    "info": "Count parameters, multiply-adds and memory of a network.",
+}
+
+app = App(name="pyramidvit", help="Pyramid vision transformers, from your pictures to predictions.", version=pyramidvit.__version__)
+for verb, summary in VERBS.items():
+    place = "pyramidvit.demo" if verb == "demo" else "pyramidvit.verbs"
+    app.command(f"{place}:{verb}", name=verb, help=summary)  # imported when called, so that --help is quick
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb and leave with its exit code."""
+    keep_freed_memory()
+    errors = Console(stderr=True, highlight=False)
+    try:
+        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except UserError as error:
+        code = complain(errors, str(error))
+    except ValidationError as error:
+        code = complain(errors, "\n".join(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()))
+    except CycloptsError as error:
+        code = complain(errors, str(error))
+    except BrokenPipeError:  # the reader of our output has gone, as in `pyramidvit models | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code or 0)
+
+
+def complain(console: Console, message: str) -> int:
+    """Print what is wrong and return the exit code of a user's mistake."""
+    console.print(Text("error: ", style="bold red") + Text(message), soft_wrap=True)
+    return 2
+
+
+def flag_of(location: tuple[int | str, ...]) -> str:
+    """The flag of a setting, from its place in the configuration."""
+    names = [str(part) for part in location if isinstance(part, str)]
+    return "model" if names[-2:] == ["model", "name"] else names[-1].replace("_", "-")

@@ -1,0 +1,99 @@
+"""What a network costs, found without running it: parameters, multiply-adds, activation memory, per stage."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pyramidvit.models.classifier import Classifier
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """One part: parameters, multiply-adds for one input, and the shape of its output."""
+
+    name: str
+    params: int
+    macs: int
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A whole network on one input. ``macs`` are multiply-adds, the products of attention included, which papers call FLOPs;
+    ``activation_bytes`` is what a training step keeps for the backward pass in float32, parameters not counted."""
+
+    model: str
+    input_shape: tuple[int, ...]
+    params: int
+    macs: int
+    activation_bytes: int
+    parts: tuple[CostRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_cost(name: str, build: Callable[[], Classifier], input_shape: tuple[int, ...] | None = None) -> Cost:
+    """Build a network without memory and count it on one input, (C, H, W) or (C, T, H, W); its declared one if not given."""
+    with torch.device("meta"):
+        model = build()
+        input_shape = input_shape or model.backbone.input_shape
+        x = torch.empty(1, *input_shape)
+    shapes: dict[str, tuple[int, ...]] = {}
+    parts = _parts(model)
+    hooks = [part.register_forward_hook(_note_shape(shapes, key)) for key, part in parts.items()]
+    # The fused attention kernels are opaque to the counter; the plain one is not.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    counts = counter.get_flop_counts()
+    prefix = type(model).__name__
+    rows = tuple(
+        CostRow(key, sum(p.numel() for p in part.parameters()), sum(counts.get(f"{prefix}.{key}", {}).values()) // 2, shapes[key])
+        for key, part in parts.items()
+    )
+    params = sum(p.numel() for p in model.parameters())
+    return Cost(name, input_shape, params, counter.get_total_flops() // 2, _saved_bytes(model, x), rows)
+
+
+def _parts(model: nn.Module) -> dict[str, nn.Module]:
+    """Stages, where a network has them, and everything beside them that has parameters."""
+    found: dict[str, nn.Module] = {}
+    for key, child in model.named_children():
+        if key in ("backbone", "stages"):
+            found |= {f"{key}.{inner}": part for inner, part in _parts(child).items()}
+        elif any(True for _ in child.parameters()):
+            found[key] = child
+    return found
+
+
+def _note_shape(shapes: dict[str, tuple[int, ...]], key: str) -> Callable[..., None]:
+    def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        shapes[key] = tuple(output.shape)
+
+    return hook
+
+
+def _saved_bytes(model: nn.Module, x: Tensor) -> int:
+    """Bytes that the backward pass would find saved, each storage counted once, parameters left out."""
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    saved: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+            alive.append(tensor)  # a freed storage's address could be given out again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
+        model.train()
+        model(x)
+    return sum(saved.values())

@@ -1,0 +1,103 @@
+"""Linear layers as oneDNN computes them: the same numbers to rounding, sooner on the CPU.
+
+torch's own linear layer copies the bias over its whole output before the product, and its matrix library is slow on the tall, narrow
+matrices of a pyramid's first stages. The operators that torch.compile emits for oneDNN do both better; docs/results.md has the figures.
+They are used in eager mode, on the CPU, in float32, and nowhere else: tracing, export, autocast and accelerators see plain torch.
+Shapes: B batch, *N any grid, I inputs, O outputs.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+
+class Linear(nn.Linear):
+    """nn.Linear, through oneDNN where that is possible."""
+
+    def forward(self, input: Float[Tensor, "B *N I"]) -> Float[Tensor, "B *N O"]:
+        return linear(input, self.weight, self.bias)
+
+
+class GeluLinear(nn.Linear):
+    """A linear layer on the GELU of its input. Training keeps that input only, and computes its GELU anew in the backward pass."""
+
+    def forward(self, input: Float[Tensor, "B *N I"]) -> Float[Tensor, "B *N O"]:
+        if not _has_onednn(input):
+            return F.linear(F.gelu(input), self.weight, self.bias)
+        if torch.is_grad_enabled():
+            return _GeluLinear.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+        return _product(F.gelu(input), self.weight, self.bias)
+
+
+def linear(x: Float[Tensor, "B *N I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Float[Tensor, "B *N O"]:
+    """F.linear, through oneDNN where that is possible."""
+    if not _has_onednn(x):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
+    return _product(x, weight, bias)
+
+
+def _has_onednn(x: Tensor) -> bool:
+    return (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+    )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _gradients(ctx: Any, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and bias; plain torch where they are to be differentiated again."""
+    rows = grad.flatten(0, -2)
+    grad_x = grad_weight = grad_bias = None
+    if ctx.needs_input_grad[0]:
+        grad_x = grad @ weight if torch.is_grad_enabled() else _product(grad, weight.t(), None)
+    if ctx.needs_input_grad[1]:
+        grad_weight = rows.t() @ x.flatten(0, -2)
+    if ctx.needs_input_grad[2]:
+        grad_bias = rows.sum(0)
+    return grad_x, grad_weight, grad_bias
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _product(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *ctx.saved_tensors, grad)
+
+
+class _GeluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return _product(F.gelu(x), weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_active, grad_weight, grad_bias = _gradients(ctx, F.gelu(x), weight, grad)
+        grad_x = None if grad_active is None else torch.ops.aten.gelu_backward(grad_active, x)
+        return grad_x, grad_weight, grad_bias

@@ -1,0 +1,160 @@
+"""From a run folder or a weights file to predictions on pictures, one at a time or streamed."""
+
+import glob
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from pyramidvit import weights
+from pyramidvit.data.folders import SUFFIXES
+from pyramidvit.data.image import ImageError, read_image
+from pyramidvit.data.loader import collate
+from pyramidvit.draw import encode_png
+from pyramidvit.errors import UserError
+from pyramidvit.files import write_bytes
+from pyramidvit.runs import RunFolder
+from pyramidvit.runtime import Device, make_accelerator
+from pyramidvit.tasks.classify import ClassifyTask, task_from_weights
+from pyramidvit.types import BadSample, Prediction, Sample
+
+Source = str | Path | np.ndarray
+"""A file, or an upright picture as an array (H, W, C) uint8, or float32 from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the network says about one picture, and the picture itself, (H, W, C)."""
+
+    prediction: Prediction
+    image: np.ndarray = field(repr=False)
+    task: ClassifyTask = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.prediction.to_json()
+
+    def draw(self) -> Image.Image:
+        """The picture with the prediction on it."""
+        image = self.image if self.image.dtype == np.uint8 else np.round(self.image * 255).astype(np.uint8)
+        return self.task.draw(image, self.prediction)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the annotated picture as PNG."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, encode_png(self.draw()))
+        return path
+
+
+class Predictor:
+    """A trained network with everything it needs: ``predictor("photo.jpg")``, ``predictor([…])`` or ``predictor.stream(paths)``."""
+
+    def __init__(self, task: ClassifyTask, model: nn.Module, device: torch.device, batch_size: int = 8) -> None:
+        self.task = task
+        self.model = model.eval().to(device)
+        self.device = device
+        self.batch_size = batch_size
+        self.transform = task.transform(training=False)
+        self.options = task.read_options()
+
+    @overload
+    def __call__(self, source: Source) -> Predicted: ...
+    @overload
+    def __call__(self, source: Sequence[Source]) -> list[Predicted]: ...
+
+    def __call__(self, source: Source | Sequence[Source]) -> Predicted | list[Predicted]:
+        """Predict for one picture, or for several in order. ImageError for the first that can't be read."""
+        sources: Sequence[Source] = [source] if isinstance(source, str | Path | np.ndarray) else source
+        results: list[Predicted] = []
+        for result in self.stream(sources):
+            if isinstance(result, BadSample):
+                raise ImageError(result.path, result.reason)
+            results.append(result)
+        return results[0] if isinstance(source, str | Path | np.ndarray) else results
+
+    def stream(self, sources: Iterable[Source]) -> Iterator[Predicted | BadSample]:
+        """Predictions in order, a batch in memory at a time; a picture that can't be read gives a BadSample in its place."""
+        remaining = iter(sources)
+        while group := [self._read(source) for source in islice(remaining, self.batch_size)]:
+            read = [entry for entry in group if not isinstance(entry, BadSample)]
+            predictions = iter(self._predict([sample for _, sample in read]))
+            for entry in group:
+                yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
+
+    def _read(self, source: Source) -> tuple[np.ndarray, Sample] | BadSample:
+        name = "array" if isinstance(source, np.ndarray) else str(source)
+        try:
+            image = checked_array(source, self.options.in_chans) if isinstance(source, np.ndarray) else read_image(source, self.options)
+        except ImageError as error:
+            return BadSample(error.path, error.reason)
+        sample = Sample(torch.from_numpy(image).permute(2, 0, 1), None, name, image.shape[:2])
+        return image, self.transform(sample)
+
+    @torch.inference_mode()
+    def _predict(self, samples: list[Sample]) -> list[Prediction]:
+        if not samples:
+            return []
+        batch = collate(samples).to(self.device)
+        return self.task.predict(self.model(batch.images), batch)
+
+
+def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> Predictor:
+    """A predictor from a run folder (its best weights) or from one weights file of ours. UserError when there is none."""
+    path = Path(path)
+    file = RunFolder.open(path).best_weights if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(_no_weights(path, file))
+    tensors, meta = weights.read(file)
+    if meta is None:
+        raise UserError(f"{file} holds weights without classes and preprocessing; expected a file that `pyramidvit train` wrote.")
+    task = task_from_weights(file, meta)
+    model = task.model()
+    weights.load(model, tensors)
+    return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size)
+
+
+def find_pictures(sources: Iterable[str]) -> Iterator[Path]:
+    """Files from files, folders (pictures in them, at any depth, in name order) and globs. UserError for a source that gives none."""
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            found: Iterable[Path] = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and not _hidden(p, path))
+        elif path.exists() or not glob.has_magic(source):
+            found = [path]
+        else:
+            found = (Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file())
+        empty = True
+        for picture in found:
+            if not picture.is_file():
+                raise UserError(f"There is no picture {source}. Expected a file, a folder or a pattern such as 'photos/*.jpg'.")
+            empty = False
+            yield picture
+        if empty:
+            raise UserError(f"{source} holds no pictures ({', '.join(sorted(SUFFIXES))}).")
+
+
+def checked_array(image: np.ndarray, in_chans: int) -> np.ndarray:
+    """An upright picture given as an array, or ImageError when it is none that the network takes."""
+    fits = image.ndim == 3 and image.shape[2] == in_chans and min(image.shape) > 0 and image.dtype in (np.uint8, np.float32)
+    if not fits:
+        got = f"{image.shape} {image.dtype}"
+        raise ImageError("array", f"expected (H, W, {in_chans}), uint8 or float32 from 0 to 1, got {got}.")
+    if image.dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):
+        raise ImageError("array", f"float values must be from 0 to 1, got {image.min():g} to {image.max():g}.")
+    return np.ascontiguousarray(image)
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _no_weights(path: Path, file: Path) -> str:
+    if path.is_dir():
+        return f"{path} holds no weights yet: its training has not finished an evaluation. Continue it with `pyramidvit train --resume {path}`."
+    return f"There is no file {file}. Expected a run folder or a .safetensors file that `pyramidvit train` wrote."
