@@ -1,6 +1,8 @@
 """A file gives an upright array of the right shape, or an error with path and reason; nothing else."""
 
+import contextlib
 import csv
+import importlib.util
 import pickle
 import struct
 import threading
@@ -167,8 +169,11 @@ def test_bands_are_kept_whatever_the_layout(tmp_path: Path, bands: int, layout: 
     np.testing.assert_allclose(read, array / np.float32(65535), rtol=1e-6)
     info = inspect_image(path, options)
     assert (info.height, info.width, info.bands, info.dtype) == (20, 30, bands, "uint16")
-    with pytest.raises(BandError, match=f"{bands} bands"):
-        read_image(path, ReadOptions(in_chans=5)) if "pages" not in layout else pytest.skip("without --in-chans pages are frames")
+    if layout == "tiff pages":  # without --in-chans pages are frames
+        assert read_image(path).shape == (20, 30, 3)
+    else:
+        with pytest.raises(BandError, match=f"{bands} bands"):
+            read_image(path, ReadOptions(in_chans=5))
 
 
 def test_rgb_with_a_near_infrared_band_is_not_taken_for_rgb(tmp_path: Path) -> None:
@@ -203,6 +208,56 @@ def test_white_is_zero_is_inverted_at_any_depth(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="miniswhite")
     expected = (65535 - array.astype(float)) / 65535
     np.testing.assert_allclose(read_image(tmp_path / "a.tif", ReadOptions(in_chans=1))[..., 0], expected, atol=1e-6)
+
+
+def test_compressed_deep_tiff_needs_no_other_package_while_it_has_one_band(tmp_path: Path) -> None:
+    array = np.array([[0, 1000], [65535, 7]], np.uint16)
+    path = save(tmp_path, Image.fromarray(array), "tif", compression="tiff_lzw")
+    np.testing.assert_allclose(read_image(path, ReadOptions(in_chans=1))[..., 0], array / 65535, atol=1e-6)
+    pages = [Image.fromarray(array)] * 3
+    path = save(tmp_path, pages[0], "tif", compression="tiff_lzw", save_all=True, append_images=pages)
+    if importlib.util.find_spec("imagecodecs") is None:
+        with pytest.raises(ImageError, match="pip install imagecodecs"):
+            read_image(path, ReadOptions(in_chans=4))
+
+
+def test_twelve_bits_map_their_own_range(tmp_path: Path) -> None:
+    """Two pixels of 12 bits, packed into three bytes: 4095 and 0."""
+    tags = [(256, 2), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, 3)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    content = b"II*\0" + struct.pack("<I", 12) + b"\xff\xf0\x00\0" + struct.pack("<H", len(tags)) + entries + bytes(4)
+    (tmp_path / "a.tif").write_bytes(content)
+    assert read_image(tmp_path / "a.tif", ReadOptions(in_chans=1))[..., 0].tolist() == [[1.0, 0.0]]
+
+
+def test_tiff_without_its_pixels_is_damaged(tmp_path: Path) -> None:
+    """The reader would give an empty array."""
+    tifffile.imwrite(tmp_path / "a.tif", np.ones((5, 5), np.float64))
+    content = (tmp_path / "a.tif").read_bytes()
+    assert content.count(struct.pack("<HH", 273, 4)) == 1
+    (tmp_path / "a.tif").write_bytes(content.replace(struct.pack("<HH", 273, 4), struct.pack("<HH", 272, 4)))
+    with pytest.raises(ImageError, match="damaged"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif", "gif", "npy"])
+def test_altered_bytes_give_a_picture_or_an_image_error(tmp_path: Path, suffix: str) -> None:
+    """Whatever a file holds: no other exception, no warning."""
+    rng = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[274] = 6
+    if suffix == "npy":
+        np.save(tmp_path / "file.npy", np.zeros((9, 8, 3), np.uint16))
+    else:
+        Image.effect_noise((30, 20), 60).save(tmp_path / f"file.{suffix}", exif=exif)
+    content = (tmp_path / f"file.{suffix}").read_bytes()
+    for _ in range(150):
+        altered = bytearray(content)
+        for place in rng.integers(0, len(content) if rng.random() < 0.5 else min(len(content), 200), rng.integers(1, 6)):
+            altered[place] = rng.integers(256)
+        (tmp_path / "altered").write_bytes(altered)
+        with contextlib.suppress(ImageError):
+            assert read_image(tmp_path / "altered", ReadOptions(max_pixels=10**6)).ndim == 3
 
 
 def test_float_needs_known_limits(tmp_path: Path) -> None:

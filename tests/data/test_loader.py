@@ -65,6 +65,18 @@ def test_reading_leaves_the_random_numbers_of_training_alone(dataset: ImageDatas
     assert torch.get_num_threads() == threads
 
 
+def test_threads_of_the_main_process_do_not_change_a_bit(items: list[Item]) -> None:
+    """Sums over a picture, as contrast takes them, depend on the number of threads."""
+    augment = AugmentConfig(rand_ops=8, crop_scale=(1, 1))
+    data = ImageDataset(items, train_transform(augment, Preprocess(size=(320, 320))), ReadOptions())
+    before, images = torch.get_num_threads(), {}
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        images[threads] = collate([data[SampleKey(0, index, 0)] for index in range(6)]).images
+    torch.set_num_threads(before)
+    assert torch.equal(images[1], images[2])
+
+
 def test_epoch_view_index_and_seed_each_change_the_view(dataset: ImageDataset, items: list[Item]) -> None:
     def image(data: ImageDataset, *key: int) -> torch.Tensor:
         sample = data[SampleKey(*key)]

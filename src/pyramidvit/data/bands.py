@@ -16,7 +16,8 @@ from pyramidvit.errors import UserError
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
-logging.getLogger("tifffile").addHandler(logging.NullHandler())  # what it would print on damaged files is in our errors
+for _name in ("tifffile", "PIL"):  # what they would print about odd files is in our errors
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def decoding(path: str | Path) -> Iterator[None]:
         yield
     except ImageError:
         raise
+    except MemoryError as error:
+        raise ImageError(path, "there is not enough memory to decode it; lower max_pixels or make it smaller.") from error
     except Exception as error:
         text = str(error).rstrip(".") or type(error).__name__
         if "imagecodecs" in text:
@@ -224,6 +227,8 @@ def load_tiff(path: str | Path, file: BinaryIO, options: ReadOptions) -> Raw:
         check_bands(path, tiff.bands, tiff.alpha, options.in_chans)
         array = tiff.pixels.asarray()
         array = array[..., None] if tiff.axis is None else np.moveaxis(array, tiff.axis, 2)
+        if array.shape != (tiff.height, tiff.width, tiff.bands):
+            raise ImageError(path, f"damaged: its header promises {tiff.height}x{tiff.width}x{tiff.bands} values, it holds {array.shape}.")
         raw = _raw(array, alpha=tiff.alpha, turn=tiff.orientation if options.orientation else 1)
         return invert(raw) if tiff.photometric == "MINISWHITE" else raw
 

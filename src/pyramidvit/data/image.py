@@ -24,6 +24,7 @@ Orientation: the tag (EXIF, XMP, AVIF container, TIFF) is applied exactly once; 
 """
 
 import os
+import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -218,8 +219,8 @@ def _orientation(image: Image.Image) -> int:
     """Orientation tag from what was read so far; the base method, because Pillow's own for PNG would decode the pixels."""
     try:
         tag = Image.Image.getexif(image).get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  Pillow raises anything on a damaged EXIF block, which is no reason to lose the picture
-        return 1
+    except (SyntaxError, ValueError, LookupError, TypeError, OSError, struct.error):
+        return 1  # a damaged EXIF block is no reason to lose the picture
     return tag if tag in _UPRIGHT else 1
 
 
