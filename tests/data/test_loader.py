@@ -65,14 +65,15 @@ def test_reading_leaves_the_random_numbers_of_training_alone(dataset: ImageDatas
     assert torch.get_num_threads() == threads
 
 
-def test_threads_of_the_main_process_do_not_change_a_bit(items: list[Item]) -> None:
-    """Sums over a picture, as contrast takes them, depend on the number of threads."""
+def test_threads_of_the_main_process_do_not_change_a_bit(tmp_path: Path) -> None:
+    """The mean of a float picture, which contrast takes, depends on the number of threads; workers have one."""
+    np.save(tmp_path / "deep.npy", np.random.default_rng(0).integers(0, 65536, (350, 350, 3), dtype=np.uint16))
     augment = AugmentConfig(rand_ops=8, crop_scale=(1, 1))
-    data = ImageDataset(items, train_transform(augment, Preprocess(size=(320, 320))), ReadOptions())
+    data = ImageDataset([Item(tmp_path / "deep.npy", 0)], train_transform(augment, Preprocess(size=(320, 320))), ReadOptions())
     before, images = torch.get_num_threads(), {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        images[threads] = collate([data[SampleKey(0, index, 0)] for index in range(6)]).images
+        images[threads] = collate([data[SampleKey(0, 0, view)] for view in range(12)]).images
     torch.set_num_threads(before)
     assert torch.equal(images[1], images[2])
 
