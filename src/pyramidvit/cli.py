@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +26,12 @@ VERBS = {
     "info": "Count parameters, multiply-adds and memory of a network.",
 }
 
-app = App(name="pyramidvit", help="Pyramid vision transformers, from your pictures to predictions.", version=pyramidvit.__version__)
+app = App(
+    name="pyramidvit",
+    help="Pyramid vision transformers, from your pictures to predictions.",
+    version=pyramidvit.__version__,
+    default_parameter=Parameter(negative_iterable=()),
+)
 for verb, summary in VERBS.items():
     place = "pyramidvit.demo" if verb == "demo" else "pyramidvit.verbs"
     app.command(f"{place}:{verb}", name=verb, help=summary)  # imported when called, so that --help is quick
@@ -41,9 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         code = complain(errors, str(error))
     except ValidationError as error:
-        code = complain(errors, "\n".join(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()))
+        code = complain(errors, explain(error))
     except CycloptsError as error:
-        code = complain(errors, str(error))
+        code = complain(errors, explain(error.__cause__) if isinstance(error.__cause__, ValidationError) else str(error))
     except BrokenPipeError:  # the reader of our output has gone, as in `pyramidvit models | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -56,6 +61,11 @@ def complain(console: Console, message: str) -> int:
     """Print what is wrong and return the exit code of a user's mistake."""
     console.print(Text("error: ", style="bold red") + Text(message), soft_wrap=True)
     return 2
+
+
+def explain(error: ValidationError) -> str:
+    """Each wrong value in a line of its own, by its flag."""
+    return "\n".join(dict.fromkeys(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()))
 
 
 def flag_of(location: tuple[int | str, ...]) -> str:

@@ -1,17 +1,42 @@
 """Everything a run can be told, in one place: the text under a field is its help, its documentation and its schema."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import yaml
 from cyclopts import Parameter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from pyramidvit.errors import UserError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def parse_size(value: object) -> object:
+    """'512x640' → (512, 640) and '224' → (224, 224), from the command line or a file; anything else stays for pydantic to judge."""
+    given = cast(list[object], value) if isinstance(value, list) else [value]
+    if len(given) != 1 or isinstance(given[0], tuple):
+        return value
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(given[0]))
+    if not match:
+        raise PydanticCustomError("size", "expected height x width, such as 224x224 or 512x640")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def show_size(size: tuple[int, int]) -> str:
+    """(512, 640) → '512x640'."""
+    return f"{size[0]}x{size[1]}"
+
+
+Size = Annotated[
+    tuple[Annotated[int, Field(ge=32)], Annotated[int, Field(ge=32)]],
+    BeforeValidator(parse_size),
+    Parameter(metavar="HxW", n_tokens=1, show_default=show_size),
+]
 
 
 class Section(BaseModel):
@@ -60,8 +85,8 @@ class ModelConfig(Section):
 
 @Parameter(name="*", group="Augmentation")
 class AugmentConfig(Section):
-    size: tuple[Annotated[int, Field(ge=32)], Annotated[int, Field(ge=32)]] = (224, 224)
-    """Height and width of the network's input."""
+    size: Size = (224, 224)
+    """Height x width of the network's input, such as 224x224."""
     crop: Annotated[float, Field(gt=0, le=1)] = 0.875
     """Share of the resized picture that the centre crop keeps in evaluation."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"

@@ -25,12 +25,11 @@ SETTINGS = RunConfig(
 def demo(*, runs: Path = Path("runs"), train_pictures: int = 8000, epochs: int | None = None, seed: int = 0) -> int:
     """Draw pictures, train a small PVT v2 on them, show the result: minutes on a CPU, no network.
 
-    Parameters
-    ----------
-    runs: Folder for run folders.
-    train_pictures: Pictures to draw for training; a quarter as many more are held out.
-    epochs: Passes over the pictures.
-    seed: Seed of pictures and training.
+    Args:
+        runs: Folder for run folders.
+        train_pictures: Pictures to draw for training; a quarter as many more are held out.
+        epochs: Passes over the pictures.
+        seed: Seed of pictures and training.
     """
     console = Console(highlight=False)
     loop = SETTINGS.loop.model_copy(update={"seed": seed, "epochs": epochs or SETTINGS.loop.epochs})

@@ -1,6 +1,5 @@
 """What each verb of the command line does: resolve settings, call the parts, print. The signatures are the flags."""
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from rich.table import Table
 from pyramidvit import config as configs
 from pyramidvit import models as networks
 from pyramidvit import predict as predicting
-from pyramidvit.config import DataConfig, RunConfig, Sources, resolve, validate
+from pyramidvit.config import AugmentConfig, DataConfig, RunConfig, Sources, resolve, validate
 from pyramidvit.data import check as checking
 from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
 from pyramidvit.data.image import ReadOptions
@@ -46,13 +45,12 @@ def train(
 ) -> int:
     """Train a network on a folder of pictures, or continue a run.
 
-    Parameters
-    ----------
-    data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
-    config: YAML file with settings; flags override it.
-    resume: Run folder to continue exactly where it stopped.
-    runs: Folder for run folders.
-    name: Name of the run; the network and a number if not given.
+    Args:
+        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        config: YAML file with settings; flags override it.
+        resume: Run folder to continue exactly where it stopped.
+        runs: Folder for run folders.
+        name: Name of the run; the network and a number if not given.
     """
     console = Console(highlight=False)
     if resume is not None:
@@ -140,16 +138,15 @@ def evaluate(
 ) -> int:
     """Measure a trained network on pictures with known classes, and write a report.
 
-    Parameters
-    ----------
-    run: Run folder, or a weights file.
-    data: Pictures in class folders or a CSV; the run's own data if not given.
-    split: Part of the data to measure on; the validation split where there is one, else all of it.
-    on_bad_sample: What to do when a file can't be read: stop, or leave it out and count it.
-    batch_size: Pictures per step.
-    workers: Processes that read pictures; chosen from the number of cores if not given.
-    device: Where to compute.
-    json: Print the numbers as JSON, nothing else.
+    Args:
+        run: Run folder, or a weights file.
+        data: Pictures in class folders or a CSV; the run's own data if not given.
+        split: Part of the data to measure on; the validation split where there is one, else all of it.
+        on_bad_sample: What to do when a file can't be read: stop, or leave it out and count it.
+        batch_size: Pictures per step.
+        workers: Processes that read pictures; chosen from the number of cores if not given.
+        device: Where to compute.
+        json: Print the numbers as JSON, nothing else.
     """
     predictor = predicting.load(run, device=device)
     task = predictor.task
@@ -201,15 +198,14 @@ def predict(
 ) -> int:
     """Say what is on pictures, and write each one with its prediction on it.
 
-    Parameters
-    ----------
-    run: Run folder, or a weights file.
-    pictures: Files, folders and patterns such as 'photos/*.jpg'.
-    out: Folder for the annotated pictures; predictions/ of the run if not given.
-    top: Classes to name per picture.
-    batch_size: Pictures per step.
-    device: Where to compute.
-    json: Print one JSON object per line and write no pictures.
+    Args:
+        run: Run folder, or a weights file.
+        pictures: Files, folders and patterns such as 'photos/*.jpg'.
+        out: Folder for the annotated pictures; predictions/ of the run if not given.
+        top: Classes to name per picture.
+        batch_size: Pictures per step.
+        device: Where to compute.
+        json: Print one JSON object per line and write no pictures.
     """
     if not pictures:
         raise UserError("Give pictures to look at: pyramidvit predict RUN photo.jpg (folders and patterns work too).")
@@ -254,10 +250,9 @@ def check(
 ) -> int:
     """Look a data set over before training; exit code 2 when training on it would be wrong.
 
-    Parameters
-    ----------
-    data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
-    json: Print the findings as JSON, nothing else.
+    Args:
+        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        json: Print the findings as JSON, nothing else.
     """
     config = settings or DataConfig()
     found = read_class_data(data, val_share=config.val_share, seed=seed)
@@ -285,39 +280,30 @@ def models(pattern: str = "*", *, json: Json = False) -> int:
 def info(
     name: str,
     *,
-    size: str | None = None,
+    size: Annotated[str | None, Parameter(metavar="HxW")] = None,
     in_chans: int = 3,
     num_classes: int = 1000,
     json: Json = False,
 ) -> int:
     """Count parameters, multiply-adds (attention products included) and activation memory of a network.
 
-    Parameters
-    ----------
-    name: Network; `pyramidvit models` lists the names.
-    size: Height x width of the input, such as 512x640; the published size if not given.
-    in_chans: Channels of the input.
-    num_classes: Classes of the head.
-    json: Print the numbers as JSON, nothing else.
+    Args:
+        name: Network; `pyramidvit models` lists the names.
+        size: Height x width of the input, such as 512x640; the published size if not given.
+        in_chans: Channels of the input.
+        num_classes: Classes of the head.
+        json: Print the numbers as JSON, nothing else.
     """
 
     def build() -> networks.Classifier:
         return networks.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
-    cost = measure_cost(name, build, parse_size(size, in_chans) if size else None)
+    cost = measure_cost(name, build, (in_chans, *AugmentConfig.model_validate({"size": size}).size) if size else None)
     if json:
         _print_json(cost.to_json())
     else:
         Console(highlight=False).print(_cost_table(cost))
     return 0
-
-
-def parse_size(text: str, in_chans: int) -> tuple[int, ...]:
-    """'512x640' → (in_chans, 512, 640); UserError for anything that is not height x width."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match:
-        raise UserError(f"--size {text!r} is no size: expected height x width, such as 512x640, or one number for a square.")
-    return in_chans, int(match[1]), int(match[2] or match[1])
 
 
 def _cost_table(cost: Cost) -> Table:
