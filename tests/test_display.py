@@ -59,6 +59,19 @@ def test_the_loss_is_read_no_more_often_than_it_is_shown(tmp_path: Path, monkeyp
     assert reads == 1
 
 
+def test_pauses_are_no_part_of_the_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(display.time, "perf_counter", lambda: now)
+    with Display(Console(quiet=True), RunFolder(tmp_path), total_steps=9, step=0, tensorboard=False) as view:
+        now += 2
+        view.step(1, 0.1, 10, 1e-3, lambda: 0.0)
+        with view.pausing():
+            now += 50
+            assert view.samples_per_second == 5
+        now += 2
+        assert view.samples_per_second == 2.5
+
+
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     with Display(Console(quiet=True), None, total_steps=1, step=0, tensorboard=True) as view:
         view.say("hello")

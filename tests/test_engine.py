@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from pyramidvit import checkpoint, engine, weights
 from pyramidvit.checkpoint import TrainState
 from pyramidvit.config import RunConfig
+from pyramidvit.data.folders import Item
 from pyramidvit.data.loader import ImageDataset, SampleKey
 from pyramidvit.engine import TrainResult, train
 from pyramidvit.errors import UserError
@@ -85,6 +86,10 @@ class TinyData:
     bad: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
     seconds: float = 0.0
+
+    @property
+    def items(self) -> list[Item]:
+        return [Item(Path(f"picture-{index}.png"), index % 2) for index in range(self.n)]
 
     def __len__(self) -> int:
         return self.n
@@ -630,7 +635,10 @@ def test_a_signal_to_all_processes_of_the_run_still_saves(straight: Path, tmp_pa
     process = start(tmp_path, save_every=None, workers=2, seconds=0.05)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(1)
+    while not (tmp_path / "log.txt").exists():  # written when signals are already noted
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.5)
     os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=60)
     assert json.loads(output.splitlines()[-1])["stopped_by"] == number, output

@@ -1,7 +1,8 @@
 """What a person sees of a training: a bar with the time left on a terminal, plain lines elsewhere; log.txt and TensorBoard beside it."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -36,6 +37,7 @@ class Display:
         self.first_step = step
         self.started = self.shown = time.perf_counter()
         self.paused = 0.0
+        self.pause_began: float | None = None
 
     def __enter__(self) -> "Display":
         self.bar.start()
@@ -58,8 +60,19 @@ class Display:
 
     @property
     def samples_per_second(self) -> float:
-        """Trained samples per second since the start, without evaluations."""
-        return self.samples / max(1e-9, time.perf_counter() - self.started - self.paused)
+        """Trained samples per second since the start, without pauses."""
+        until = time.perf_counter() if self.pause_began is None else self.pause_began
+        return self.samples / max(1e-9, until - self.started - self.paused)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Time spent inside, evaluating or saving, is no part of the speed."""
+        self.pause_began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.paused += time.perf_counter() - self.pause_began
+            self.pause_began = None
 
     def step(self, step: int, epoch: float, samples: int, lr: float, loss: Callable[[], float]) -> None:
         """After every step; ``loss`` is asked only when it is shown, since reading it makes the device wait."""
@@ -89,10 +102,6 @@ class Display:
         if self.events is not None:
             for name, value in values.items():
                 self.events.add_scalar(f"{group}/{name}", value, step)
-
-    def pause(self, seconds: float) -> None:
-        """Leave time that was not spent on training out of the speed."""
-        self.paused += seconds
 
 
 def duration(seconds: float) -> str:

@@ -99,9 +99,10 @@ def _loop(session: Session, run: RunFolder, batches: Iterator[Batch], signals: S
     train_mode(session.model)
     while True:
         if progress.step // session.steps_per_epoch > len(progress.rows):  # an epoch is complete and has no row yet
-            evaluation = _finish_epoch(session, run, held_out, signals, display) or evaluation
-            if every is None:
-                _save(session, run)
+            with display.pausing():
+                evaluation = _finish_epoch(session, run, held_out, signals, display) or evaluation
+                if every is None:
+                    _save(session, run)
         stopped_by = _agree(session.accelerator, signals.received)
         if stopped_by is not None or _is_done(session):
             break
@@ -110,8 +111,10 @@ def _loop(session: Session, run: RunFolder, batches: Iterator[Batch], signals: S
             continue
         take_step(session, window, display)
         if every and progress.step % every == 0:
-            _save(session, run)
-    _save(session, run)
+            with display.pausing():
+                _save(session, run)
+    with display.pausing():
+        _save(session, run)
     if stopped_by is not None:
         display.say(f"Stopped by signal {stopped_by} after step {progress.step}, which is saved: continue with --resume.")
     return TrainResult(
@@ -177,11 +180,12 @@ def _finish_epoch(session: Session, run: RunFolder, held_out: ImageDataset, sign
                 accelerator=session.accelerator,
                 should_stop=lambda: signals.received is not None,
             )
-        except Interrupted:
+        except (Interrupted, RuntimeError, UserError):
+            if signals.received is None:  # else the signal may have ended the loader's workers, too
+                raise
             return None
         finally:
             train_mode(session.model)
-        display.pause(measured.seconds)
         for sample in measured.skipped:
             display.log(f"Left out of the evaluation {sample.path}: {sample.reason}")
         row |= {f"val_{name}": value for name, value in measured.result.numbers.items()}
