@@ -4,12 +4,14 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.v2.functional import adjust_contrast
 
 from pyramidvit.config import AugmentConfig
 from pyramidvit.data.folders import Item
@@ -67,13 +69,17 @@ def test_reading_leaves_the_random_numbers_of_training_alone(dataset: ImageDatas
 
 def test_threads_of_the_main_process_do_not_change_a_bit(tmp_path: Path) -> None:
     """The mean of a float picture, which contrast takes, depends on the number of threads; workers have one."""
-    np.save(tmp_path / "deep.npy", np.random.default_rng(0).integers(0, 65536, (350, 350, 3), dtype=np.uint16))
-    augment = AugmentConfig(rand_ops=8, crop_scale=(1, 1))
-    data = ImageDataset([Item(tmp_path / "deep.npy", 0)], train_transform(augment, Preprocess(size=(320, 320))), ReadOptions())
+    for i in range(12):
+        np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).integers(0, 65536, (350, 350, 3), dtype=np.uint16))
+
+    def contrast(sample: Sample) -> Sample:
+        return replace(sample, image=adjust_contrast(sample.image.contiguous(), 1.6))
+
+    data = ImageDataset([Item(tmp_path / f"{i}.npy", 0) for i in range(12)], contrast, ReadOptions())
     before, images = torch.get_num_threads(), {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        images[threads] = collate([data[SampleKey(0, 0, view)] for view in range(12)]).images
+        images[threads] = collate([data[SampleKey(0, i)] for i in range(12)]).images
     torch.set_num_threads(before)
     assert torch.equal(images[1], images[2])
 
