@@ -685,6 +685,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     one, two = newest(tmp_path / "one"), newest(tmp_path / "two")
     assert one.progress.step == two.progress.step
     assert one.progress.seen == two.progress.seen == 46
+    assert (tmp_path / "two" / "log.txt").read_text().count("Learning rate") == 1
     for part in ("model", "ema"):
         for name, tensor in one.part(part).items():
             assert torch.allclose(tensor, two.part(part)[name], rtol=1e-3, atol=1e-4), name

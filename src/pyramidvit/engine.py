@@ -83,9 +83,14 @@ def train(task: Task, config: RunConfig, run: RunFolder, *, resume: bool = False
                 restore(session, saved)
         if accelerator.is_main_process:
             run.write_metrics(session.progress.rows)
+        else:
+            console = Console(quiet=True)
         last = loop.epochs * session.plan.batches_per_epoch
         batches = training_batches(data, session.plan, start=session.first_batch, stop=last, workers=config.data.workers)
-        with Display(console, run, total_steps=session.total_steps, step=session.progress.step, tensorboard=loop.tensorboard) as display:
+        written = run if accelerator.is_main_process else None
+        with Display(
+            console, written, total_steps=session.total_steps, step=session.progress.step, tensorboard=loop.tensorboard
+        ) as display:
             for note in session.notes:
                 display.say(note)
             return _loop(session, run, batches, signals, display)
