@@ -1,4 +1,5 @@
-"""One contract for every network, whatever its family. Large networks are built with one block per stage: the same code, less time."""
+"""One contract for every network, whatever its family, for pictures and clips. Where it computes, networks are one block deep per stage,
+and names that are the same then are tested once: the same code, less time."""
 
 import dataclasses
 
@@ -6,98 +7,141 @@ import pytest
 import torch
 
 from pyramidvit import create_model, list_models
-from pyramidvit.models import BACKBONES, Classifier
+from pyramidvit.models import BACKBONES, Classifier, pvt, pvt_v2
 
-STRIDES = (4, 8, 16, 32)
-SIZES = [(32, 32), (33, 33), (97, 97), (224, 224), (225, 193), (160, 608)]
+PICTURES = [(32, 32), (33, 33), (97, 97), (224, 224), (225, 193), (160, 608)]
+CLIPS = [(1, 32, 32), (3, 33, 47), (8, 64, 96), (16, 97, 65), (5, 160, 224)]
 
 
-def shallow(name: str, **settings):
-    """A network of that name, one block deep per stage, with a repeatable start and running in evaluation mode."""
-    torch.manual_seed(0)
+def is_clip(name) -> bool:
+    return len(getattr(BACKBONES[name][1], "size", ())) == 3
+
+
+def batch(name, count, *size, in_chans=3):
+    """Random pictures of that size, or clips of four frames."""
+    return torch.randn(count, in_chans, *([4] if is_clip(name) else []), *size)
+
+
+def cells(name, side, stride):
+    """Cells along a side: whole patches where they don't overlap, rounded up where they do."""
+    if name in pvt.VARIANTS:
+        return side // stride
+    return -(-side // stride) if name != "mvit_small_16x4" else -(-(side // 8) // (stride // 8))
+
+
+def one_block_deep(name):
+    """Class and architecture with one block per stage."""
     network, config = BACKBONES[name]
-    return network(dataclasses.replace(config, depths=(1, 1, 1, 1)), **settings).eval()
+    return network, dataclasses.replace(config, depths=(1,) * len(config.depths), drop_path_rate=0.1)
 
 
-@pytest.fixture(params=list_models())
+@pytest.fixture
+def shallow(quick):
+    """Builds a network by name, one block deep per stage, running in evaluation mode."""
+
+    def build(name, **settings):
+        torch.manual_seed(0)
+        network, config = one_block_deep(name)
+        return quick(lambda: network(config, **settings)).eval()
+
+    return build
+
+
+DISTINCT = list({one_block_deep(name): name for name in reversed(list_models())}.values())[::-1]
+
+
+@pytest.fixture(params=DISTINCT)
 def name(request) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
-def test_maps_have_the_promised_strides_at_any_size(name, size):
-    """PB-04, PB-06: odd and non-square sizes; (B, C, H / s, W / s), height first, rounded up."""
+@pytest.fixture(params=list_models())
+def any_name(request) -> str:
+    return request.param
+
+
+def test_maps_have_the_promised_strides_at_any_size(name, shallow):
+    """PB-01, PB-04, PB-06, PB-09: odd and non-square sizes, any number of frames; (B, C, [T / 2,] H / s, W / s), height first."""
     net = shallow(name)
-    with torch.inference_mode():
-        maps = net(torch.randn(1, 3, *size))
-    for x, info, stride in zip(maps, net.feature_info, STRIDES, strict=True):
-        assert (info.stride, x.shape) == (stride, (1, info.channels, -(-size[0] // stride), -(-size[1] // stride)))
-        assert x.isfinite().all()
+    strides = [info.stride for info in net.feature_info]
+    assert strides == ([4, 8, 16, 32] if name != "mvit_small_16x4" else [8, 16, 32])
+    for size in CLIPS if is_clip(name) else PICTURES:
+        with torch.inference_mode():
+            maps = net(torch.randn(1, 3, *size))
+        for x, info in zip(maps, net.feature_info, strict=True):
+            frames = [-(-frames // 2) for frames in size[:-2]]
+            assert x.shape == (1, info.channels, *frames, *[cells(name, side, info.stride) for side in size[-2:]])
+            assert x.isfinite().all()
 
 
-@pytest.mark.parametrize("in_chans", [1, 3, 4, 13])
-def test_any_number_of_channels(name, in_chans):
-    net = shallow(name, in_chans=in_chans)
-    assert all(x.isfinite().all() for x in net(torch.randn(2, in_chans, 64, 64)))
+def test_any_number_of_channels(name, shallow):
+    for in_chans in (1, 3, 4, 13):
+        net = shallow(name, in_chans=in_chans)
+        with torch.inference_mode():
+            assert all(x.isfinite().all() for x in net(batch(name, 2, 64, 64, in_chans=in_chans)))
 
 
-def test_every_parameter_learns(name):
-    """PB-69: nothing is built that a loss on the last map, or on the logits, doesn't reach."""
-    for wrap in (lambda net: net, lambda net: Classifier(net, 7)):
-        model = wrap(shallow(name, drop_path_rate=0.0)).train()
-        out = model(torch.randn(2, 3, 64, 64))
-        (out if isinstance(out, torch.Tensor) else out[-1]).square().sum().backward()
-        assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+@pytest.mark.parametrize("head", ["maps", "coarsest map", "classes"])
+def test_every_parameter_learns(name, shallow, head):
+    """PB-69: nothing is built that a loss on the maps, on the last one alone, or on the logits, doesn't reach."""
+    model = Classifier(shallow(name, drop_path_rate=0.0, classify=True), 7) if head == "classes" else shallow(name, drop_path_rate=0.0)
+    out = model.train()(batch(name, 2, 64, 96))
+    if head != "classes":
+        out = torch.cat([x.flatten() for x in (out if head == "maps" else out[-1:])])
+    out.square().sum().backward()
+    assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
 
 
-def test_a_batch_equals_its_pictures_one_by_one(name):
+def test_a_batch_equals_its_members_one_by_one(name, shallow):
     net = shallow(name)
-    x = torch.randn(3, 3, 96, 64)
+    x = batch(name, 3, 96, 64)
     with torch.inference_mode():
         for together, single in zip(net(x), zip(*[net(x[i : i + 1]) for i in range(3)], strict=True), strict=True):
             torch.testing.assert_close(together, torch.cat(single), rtol=1e-4, atol=1e-4)
 
 
-def test_maps_are_not_transposed(name):
+def test_maps_are_not_transposed(name, shallow):
     """PB-06: what changes in the right half of a picture changes the right half of the finest map."""
     net = shallow(name)
-    x = torch.zeros(1, 3, 448, 224)
+    x = torch.zeros(1, 3, *([4] if is_clip(name) else []), 448, 224)
     y = x.clone()
-    y[..., 32:48, 150:180] = 3
+    y[..., 32:48, 152:176] = 3
     with torch.inference_mode():
-        change = (net(y)[0] - net(x)[0]).abs().sum((0, 1))
-    assert change.shape == (112, 56)
-    row, column = divmod(int(change.argmax()), 56)
-    assert 7 <= row <= 12
-    assert 36 <= column <= 46
+        change = (net(y)[0] - net(x)[0]).abs().flatten(0, -3).sum(0)
+    stride = net.feature_info[0].stride
+    assert change.shape == (448 // stride, 224 // stride)
+    row, column = divmod(int(change.argmax()), 224 // stride)
+    assert 28 <= row * stride <= 48
+    assert 144 <= column * stride <= 184
 
 
-def test_classifier_and_defaults_run(name):
+def test_classifier_and_defaults_run(any_name):
     """PB-02: every class built with no arguments, and every name with its defaults, takes its declared input."""
-    net = BACKBONES[name][0]().eval()
-    with torch.inference_mode():
-        assert len(net(torch.randn(1, *net.input_shape))) == 4
     with torch.device("meta"):
-        model = create_model(name)
-        assert model(torch.randn(2, *model.backbone.input_shape)).shape == (2, 1000)
+        net = BACKBONES[any_name][0]()
+        assert len(net(torch.empty(1, *net.input_shape))) == 4
+        model = create_model(any_name)
+        assert model(torch.empty(2, *model.backbone.input_shape)).shape == (2, 1000)
 
 
-@pytest.mark.parametrize(("wanted", "channels"), [((0,), 1), ((1, 3), 2), ((-1,), 1), ((0, 1, 2, 3), 4)])
-def test_out_indices(name, wanted, channels):
-    net = shallow(name, out_indices=wanted)
-    maps = net(torch.randn(1, 3, 64, 64))
-    assert [x.shape[1] for x in maps] == [info.channels for info in net.feature_info]
-    assert len(maps) == channels
-    assert len(net.stages) == 1 + max(i % 4 for i in wanted), "stages behind the last wanted map are not built"
+def test_out_indices(name, shallow):
+    everything = [info.channels for info in shallow(name).feature_info]
+    last = len(everything) - 1
+    for wanted in [(0,), (0, 2), (-1,), tuple(range(last + 1))]:
+        net = shallow(name, out_indices=wanted)
+        maps = net(batch(name, 1, 64, 64))
+        assert [x.shape[1] for x in maps] == [info.channels for info in net.feature_info] == [everything[i] for i in wanted]
+        assert len(net.stages) == 1 + max(i % len(everything) for i in wanted), "stages behind the last wanted map are not built"
 
 
 @pytest.mark.parametrize("wrong", [(0, 4), (-5,), (), (1, 1), (2, 0)])
 def test_out_indices_that_do_not_exist(name, wrong):
     """PB-08."""
-    with pytest.raises(ValueError, match=r"Valid indices are \[0, 1, 2, 3\]"):
+    with pytest.raises(ValueError, match=r"Valid indices are \[0, 1, 2"):
         create_model(name, features_only=True, out_indices=wrong)
 
 
+@pytest.mark.parametrize("name", [name for name in DISTINCT if not is_clip(name)])
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
@@ -105,18 +149,49 @@ def test_out_indices_that_do_not_exist(name, wrong):
         ((3, 64, 64), r"batch axis"),
         ((1, 3, 8, 64, 64), "looks like clips"),
         ((1, 64, 64, 3), r"permute\(0, 3, 1, 2\)"),
-        ((1, 4, 64, 64), "takes 3 channels"),
+        ((1, 4, 64, 64), "have 3 channels"),
     ],
 )
-def test_wrong_inputs_say_what_was_expected_and_what_came(name, shape, message):
+def test_wrong_pictures_say_what_was_expected_and_what_came(name, shallow, shape, message):
+    """PB-11."""
     with pytest.raises(ValueError, match=message) as error:
         shallow(name)(torch.zeros(shape))
     assert str(tuple(shape)) in str(error.value)
 
 
-def test_gradient_checkpointing_changes_memory_only(name):
+@pytest.mark.parametrize("name", [name for name in DISTINCT if is_clip(name)])
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 3, 2, 64, 31), "nearest size that works is 64x32"),
+        ((3, 8, 64, 64), r"batch axis"),
+        ((2, 3, 64, 64), "looks like pictures"),
+        ((1, 8, 3, 64, 64), r"permute\(0, 2, 1, 3, 4\)"),
+        ((1, 8, 64, 64, 3), r"permute\(0, 4, 1, 2, 3\)"),
+        ((1, 3, 0, 64, 64), "at least one frame"),
+        ((1, 4, 8, 64, 64), "have 3 channels"),
+    ],
+)
+def test_wrong_clips_say_what_was_expected_and_what_came(name, shallow, shape, message):
+    """PB-11."""
+    with pytest.raises(ValueError, match=message) as error:
+        shallow(name)(torch.zeros(shape))
+    assert str(tuple(shape)) in str(error.value)
+
+
+@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in pvt_v2.VARIANTS])
+def test_a_backbone_without_a_classifier_says_so(name, shallow):
+    """Maps only, or everything: what is missing is named, and never random."""
+    net = shallow(name)
+    with pytest.raises(ValueError, match="classify=True"):
+        net.embed(batch(name, 1, 64, 64))
+    with pytest.raises(ValueError, match="coarsest map"):
+        shallow(name, classify=True, out_indices=(0,))
+
+
+def test_gradient_checkpointing_changes_memory_only(name, shallow):
     """PB-78: the same loss and gradients, drop path on."""
-    x = torch.randn(2, 3, 64, 64)
+    x = batch(name, 2, 64, 64)
     results = []
     for on in (False, True):
         net = shallow(name, drop_path_rate=0.5).train()
@@ -129,12 +204,24 @@ def test_gradient_checkpointing_changes_memory_only(name):
         assert torch.equal(kept, recomputed)
 
 
-def test_depths_and_stages_of_parameters(name):
+def test_depths_and_stages_of_parameters(any_name):
     with torch.device("meta"):
-        model = create_model(name)
+        model = create_model(any_name)
     depths = {key: model.depth_of(key) for key, _ in model.named_parameters()}
     assert set(depths.values()) == set(range(model.num_depths))
     assert depths["head.weight"] == model.num_depths - 1
     stages = [model.stage_of(key) for key, _ in model.named_parameters()]
     assert stages == sorted(stages)
-    assert set(stages) == {0, 1, 2, 3, 4}
+    assert set(stages) == {*range(len(model.backbone.depths)), 4}
+
+
+def test_exported_maps_are_the_same(name, shallow):
+    """PB-14: torch.export takes the bare backbone, and the result gives the same maps."""
+    net = shallow(name)
+    x = batch(name, 1, 64, 96)
+    with torch.inference_mode():
+        want = net(x)
+    with torch.no_grad():
+        got = torch.export.export(net, (x,)).module()(x)
+    for ours, theirs in zip(want, got, strict=True):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)

@@ -1,15 +1,9 @@
 """PVT v2 against numbers: published sizes, the official outputs, and timm's implementation."""
 
-import importlib
-import json
-import sys
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pyramidvit import create_model
-from pyramidvit.models import Classifier
 from pyramidvit.models.layers import BlockConv
 from pyramidvit.models.pvt_v2 import VARIANTS, PVTv2Config
 from pyramidvit.weights import load
@@ -24,11 +18,6 @@ PARAMETERS = {
     "pvt_v2_b4": 62_556_072,
     "pvt_v2_b5": 81_956_008,
 }
-
-
-def relative(got, want):
-    """Largest difference, in standard deviations of what is wanted."""
-    return ((got - want).abs().max() / want.std(correction=0)).item()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -48,41 +37,14 @@ def golden_cases():
     return [f"{n}/classify/224x224" for n in names] + [f"{n}/dense/{size}" for n in dense for size in ("256x320", "225x193")]
 
 
-@pytest.fixture(scope="session")
-def golden(shared):
-    """Cases, keys and the weight generator of the official outputs."""
-    folder = shared / "golden"
-    sys.path.insert(0, str(folder))
-    deterministic = importlib.import_module("deterministic")
-    sys.path.remove(str(folder))
-    cases = {case["name"]: case for case in json.loads((folder / "cases.json").read_text())["cases"]}
-    return folder, cases, json.loads((folder / "keys.json").read_text()), deterministic
-
-
-@pytest.mark.parametrize("case_name", golden_cases())
-def test_equals_the_official_code(golden, case_name):
-    folder, cases, keys, deterministic = golden
-    case = cases[case_name]
-    official = {key: deterministic.tensor(key, tuple(shape)) for key, shape in keys[case["keys"]].items()}
-    classify = case["kind"] == "classify"
-    net = (create_model(case["model"]) if classify else create_model(case["model"], features_only=True)).eval()
-    assert load(net, official).layout == "official PVT v2"
-    prefix = case_name + "/"
-    want = {key.removeprefix(prefix): value for key, value in load_file(folder / case["file"]).items() if key.startswith(prefix)}
-    x = deterministic.image(tuple(case["input"]["shape"]), case["input"]["seed"])
-    with torch.inference_mode():
-        if isinstance(net, Classifier):
-            assert relative(net(x), want["logits"]) < 2e-5
-            assert relative(net.backbone.embed(x), want["features"]) < 2e-5
-        else:
-            for i, got in enumerate(net(x), 1):
-                assert list(got.shape) == case["outputs"][f"map{i}"]
-                assert relative(got.flatten()[want[f"map{i}.index"].long()], want[f"map{i}.values"]) < 2e-5
+@pytest.mark.parametrize("case", golden_cases())
+def test_equals_the_official_code(golden, case):
+    golden.check(case, "official PVT v2")
 
 
 @pytest.mark.parametrize("name", ["pvt_v2_b0", "pvt_v2_b1", "pvt_v2_b2", "pvt_v2_b2_li", "pvt_v2_b5"])
 @pytest.mark.parametrize("size", [(224, 224), (225, 193)], ids=["224", "225x193"])
-def test_equals_timm_with_copied_weights(name, size):
+def test_equals_timm_with_copied_weights(name, size, relative, randomise):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     theirs, ours = timm.create_model(name, num_classes=10).eval(), create_model(name, num_classes=10).eval()
@@ -93,18 +55,11 @@ def test_equals_timm_with_copied_weights(name, size):
         assert relative(ours(x), theirs(x)) < 1e-5
 
 
-def randomise(model):
-    """Biases and norms away from 0 and 1, so that none can be forgotten unseen."""
-    for key, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            torch.nn.init.normal_(parameter, 1.0 if "norm" in key and key.endswith("weight") else 0.0, 0.1)
-
-
 @pytest.mark.parametrize("layout", [OFFICIAL_PVT_V2, TIMM_PVT_V2], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("name", ["pvt_v2_b0", "pvt_v2_b2_li"])
 def test_key_maps_go_both_ways(layout, name):
     ours = create_model(name, num_classes=5).state_dict()
-    published, unknown = layout.from_ours({key.removeprefix("backbone."): tensor for key, tensor in ours.items()})
+    published, unknown = layout.from_ours({key.removeprefix("backbone."): tensor for key, tensor in ours.items()}, VARIANTS[name].depths)
     assert unknown == []
     assert len(published) == len(ours)
     model = create_model(name, num_classes=5)

@@ -2,17 +2,20 @@
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from pyramidvit import weights as weights_io
 from pyramidvit.errors import UserError
-from pyramidvit.models import pvt_v2
+from pyramidvit.models import pvt, pvt_v2
 from pyramidvit.models.classifier import Classifier
 from pyramidvit.models.layers import Backbone
 
-BACKBONES = {name: (pvt_v2.PVTv2, config) for name, config in pvt_v2.VARIANTS.items()}
+BACKBONES: dict[str, tuple[Callable[..., Backbone], Any]] = {
+    **{name: (pvt.PVT, config) for name, config in pvt.VARIANTS.items()},
+    **{name: (pvt_v2.PVTv2, config) for name, config in pvt_v2.VARIANTS.items()},
+}
 """Name → (class, architecture)."""
 
 HEADS = {"classify": Classifier}
@@ -25,7 +28,7 @@ def create_model(
     *,
     features_only: Literal[True],
     in_chans: int = 3,
-    out_indices: Sequence[int] = (0, 1, 2, 3),
+    out_indices: Sequence[int] | None = None,
     drop_path_rate: float | None = None,
     weights: str | Path | None = None,
 ) -> Backbone: ...
@@ -51,24 +54,25 @@ def create_model(
     num_classes: int = 1000,
     in_chans: int = 3,
     features_only: bool = False,
-    out_indices: Sequence[int] = (0, 1, 2, 3),
+    out_indices: Sequence[int] | None = None,
     drop_path_rate: float | None = None,
     weights: str | Path | None = None,
 ) -> Classifier | Backbone:
     """A network by name, with random weights or those of a file.
 
     ``num_classes`` counts foreground classes only. ``features_only`` gives the bare backbone, which returns the maps ``out_indices`` (0 is
-    the finest, at stride 4; negative indices count from the coarsest). ``drop_path_rate`` defaults to the published one. Raises UserError
-    with the nearest names for an unknown name or head, and ValueError for impossible settings.
+    the finest; negative indices count from the coarsest; all if not given). ``drop_path_rate`` defaults to the published one. Raises
+    UserError with the nearest names for an unknown name or head, and ValueError for impossible settings.
     """
     if in_chans < 1 or num_classes < 1:
         raise ValueError(f"in_chans and num_classes must be at least 1, got in_chans={in_chans} and num_classes={num_classes}.")
-    indices = tuple(out_indices)
-    if not features_only and indices != (0, 1, 2, 3):
-        raise ValueError(f"out_indices {indices} choose maps of a bare backbone: add features_only=True.")
+    if out_indices is not None and not features_only:
+        raise ValueError(f"out_indices {tuple(out_indices)} choose maps of a bare backbone: add features_only=True.")
     network, architecture = BACKBONES[_known(name, BACKBONES, "network")]
-    backbone = network(architecture, in_chans=in_chans, out_indices=indices, drop_path_rate=drop_path_rate)
-    model = backbone if features_only else HEADS[_known(head, HEADS, "head")](backbone, num_classes)
+    build_head = None if features_only else HEADS[_known(head, HEADS, "head")]
+    classify = build_head is Classifier
+    backbone = network(architecture, in_chans=in_chans, out_indices=out_indices, drop_path_rate=drop_path_rate, classify=classify)
+    model = backbone if build_head is None else build_head(backbone, num_classes)
     if weights is not None:
         weights_io.load(model, weights_io.read(Path(weights))[0], new_classes=True)
     return model

@@ -3,21 +3,22 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyramidvit.models.layers import Backbone, init_weights
+from pyramidvit.models.layers import Backbone, init_linear
 
 
 class Classifier(nn.Module):
-    """Pictures (B, C, H, W) → logits (B, K); the same in training and evaluation."""
+    """Pictures (B, C, H, W) or clips (B, C, T, H, W) → logits (B, K), in training and evaluation alike."""
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
         super().__init__()
         self.backbone = backbone
+        self.dropout = nn.Dropout(backbone.embed_dropout)
         self.head = nn.Linear(backbone.width, num_classes)
-        self.head.apply(init_weights)
+        self.head.apply(init_linear)
         self.num_depths = backbone.num_depths + 1
 
     def forward(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B K"]:
-        return self.head(self.backbone.embed(x))
+        return self.head(self.dropout(self.backbone.embed(x)))
 
     def depth_of(self, parameter: str) -> int:
         """Place of a parameter between stem (0) and head (num_depths - 1)."""
@@ -25,7 +26,7 @@ class Classifier(nn.Module):
         return self.num_depths - 1 if name == parameter else self.backbone.depth_of(name)
 
     def stage_of(self, parameter: str) -> int:
-        """Stage 0 to 3 of a parameter; 4 is the head."""
+        """Stage of a parameter, from 0; 4 is the head."""
         name = parameter.removeprefix("backbone.")
         return 4 if name == parameter else self.backbone.stage_of(name)
 

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pyramidvit.models.kernels import GeluLinear, Linear, linear
+
 
 @dataclass(frozen=True)
 class FeatureInfo:
@@ -19,36 +21,70 @@ class FeatureInfo:
 
 
 class Backbone(nn.Module):
-    """A pyramid network: pictures (B, C, H, W) in, a list of maps (B, Cᵢ, H / sᵢ, W / sᵢ) out, finest first.
+    """A pyramid network: pictures (B, C, H, W) in, a list of maps (B, Cᵢ, Hᵢ, Wᵢ) out, finest first; clips (B, C, T, H, W) give maps
+    (B, Cᵢ, Tᵢ, Hᵢ, Wᵢ).
 
     ``feature_info`` describes the maps that ``forward`` returns, ``width`` is the length of ``embed``'s vectors, ``input_shape`` the
-    declared default input without the batch.
+    declared default input without the batch. Stages behind the last wanted map are not built, and what only ``embed`` needs is built only
+    with ``classify``, so that no parameter is without use.
+
+    Subclasses hold their blocks in ``stages[s].blocks[j]``; what stands before them in a stage comes first, its norm last.
     """
 
     feature_info: tuple[FeatureInfo, ...]
     width: int
     input_shape: tuple[int, ...]
+    embed_dropout = 0.0
+    """Dropout between ``embed`` and a classifier's last layer in the published training."""
+    classify_only: tuple[str, ...] = ()
+    """Beginnings of the names of parameters that only ``classify`` builds."""
+
+    def __init__(self, in_chans: int, out_indices: Sequence[int] | None, classify: bool, depths: Sequence[int]) -> None:
+        super().__init__()
+        self.in_chans, self.classify, self.checkpointing = in_chans, classify, False
+        self.out_indices = resolve_out_indices(range(len(depths)) if out_indices is None else out_indices, len(depths))
+        self.published_depths, self.depths = tuple(depths), tuple(depths[: self.out_indices[-1] + 1])
+        if classify and len(self.depths) < len(depths):
+            raise ValueError(f"classify=True needs the coarsest map, {len(depths) - 1}, among out_indices {self.out_indices}.")
+
+    def embed(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B D"]:
+        """The vector that a classifier's last layer sees; needs ``classify=True`` at construction."""
+        raise NotImplementedError
+
+    def check_classify(self) -> None:
+        """Raise unless this network was built to classify."""
+        if not self.classify:
+            raise ValueError(f"This {type(self).__name__} was built for its maps only; build it with classify=True to embed with it.")
+
+    def leaves_out(self, parameter: str) -> bool:
+        """Whether a parameter of the whole network is one that this cut of it does without."""
+        stage = parameter.removeprefix("stages.").split(".")[0]
+        return (stage.isdecimal() and int(stage) >= len(self.depths)) or (not self.classify and parameter.startswith(self.classify_only))
 
     @property
     def num_depths(self) -> int:
         """How many depths ``depth_of`` tells apart: the stem, then every block."""
-        raise NotImplementedError
-
-    def embed(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D"]:
-        """The vector that a classifier's last layer sees."""
-        raise NotImplementedError
+        return 1 + sum(self.depths)
 
     def depth_of(self, parameter: str) -> int:
         """Place of a parameter on the way from input (0) to output, for layer-wise learning rates."""
-        raise NotImplementedError
+        if not parameter.startswith("stages."):
+            return self.num_depths - 1 if parameter.startswith("norm.") else 0
+        _, stage, part, *rest = parameter.split(".")
+        before = sum(self.depths[: int(stage)])
+        if part == "blocks":
+            return before + int(rest[0]) + 1
+        return before + self.depths[int(stage)] if part == "norm" else before
 
     def stage_of(self, parameter: str) -> int:
-        """Stage 0 to 3 that a parameter belongs to, for freezing."""
-        raise NotImplementedError
+        """Stage, from 0, that a parameter belongs to, for freezing."""
+        if not parameter.startswith("stages."):
+            return len(self.depths) - 1 if parameter.startswith("norm.") else 0
+        return int(parameter.split(".")[1])
 
     def set_grad_checkpointing(self, on: bool = True) -> None:
         """Recompute the blocks' activations in the backward pass instead of keeping them."""
-        raise NotImplementedError
+        self.checkpointing = on
 
 
 def resolve_out_indices(out_indices: Sequence[int], levels: int = 4) -> tuple[int, ...]:
@@ -66,18 +102,39 @@ def resolve_out_indices(out_indices: Sequence[int], levels: int = 4) -> tuple[in
 
 def check_picture(x: Tensor, in_chans: int) -> None:
     """Raise with the expected and the received shape unless x is (B, in_chans, H, W) with H, W >= 32."""
-    got = f"got {tuple(x.shape)}"
+    wanted = f"This network takes pictures (B, {in_chans}, H, W), got {tuple(x.shape)}"
     if x.ndim == 5:
-        raise ValueError(f"This network takes pictures (B, {in_chans}, H, W), {got}: that looks like clips; choose a video network.")
+        raise ValueError(f"{wanted}: that looks like clips; choose a video network.")
     if x.ndim != 4:
-        raise ValueError(f"This network takes pictures (B, {in_chans}, H, W), {got}. A single picture needs a batch axis: x[None].")
+        raise ValueError(f"{wanted}. A single picture needs a batch axis: x[None].")
     if x.shape[1] != in_chans:
         hint = " Channels come before height and width: permute(0, 3, 1, 2)." if x.shape[-1] == in_chans else ""
-        raise ValueError(f"This network takes {in_chans} channels, (B, {in_chans}, H, W), {got}.{hint}")
-    if min(x.shape[2:]) < 32:
-        H, W = x.shape[2:]
+        raise ValueError(f"{wanted}: it has to have {in_chans} channels.{hint}")
+    _check_size(x, "Pictures")
+
+
+def check_clip(x: Tensor, in_chans: int) -> None:
+    """Raise with the expected and the received shape unless x is (B, in_chans, T, H, W) with T >= 1 and H, W >= 32."""
+    wanted = f"This network takes clips (B, {in_chans}, T, H, W), got {tuple(x.shape)}"
+    if x.ndim == 4 and in_chans not in (x.shape[0], x.shape[-1]):
+        raise ValueError(f"{wanted}: that looks like pictures; choose a picture network, or make them clips of one frame: x[:, :, None].")
+    if x.ndim != 5:
+        raise ValueError(f"{wanted}. A single clip needs a batch axis: x[None].")
+    if x.shape[1] != in_chans:
+        hint = " Channels come before frames: permute(0, 2, 1, 3, 4)." if x.shape[2] == in_chans else ""
+        hint = " Channels come before frames, height and width: permute(0, 4, 1, 2, 3)." if x.shape[-1] == in_chans else hint
+        raise ValueError(f"{wanted}: it has to have {in_chans} channels.{hint}")
+    if x.shape[2] == 0:
+        raise ValueError(f"{wanted}: a clip needs at least one frame.")
+    _check_size(x, "Frames")
+
+
+def _check_size(x: Tensor, things: str) -> None:
+    H, W = x.shape[-2:]
+    if min(H, W) < 32:
+        nearest = f"{max(H, 32)}x{max(W, 32)}"
         raise ValueError(
-            f"Pictures must be at least 32x32 (height x width), {got}; the nearest size that works is {max(H, 32)}x{max(W, 32)}."
+            f"{things} must be at least 32x32 (height x width), got {tuple(x.shape)}; the nearest size that works is {nearest}."
         )
 
 
@@ -136,27 +193,44 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x) if torch.is_grad_enabled() else torch.ops.aten.gelu_(x)
 
 
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them; ``out`` defaults to ``width``."""
+
+    def __init__(self, width: int, hidden: int, out: int | None = None) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, hidden)
+        self.fc2 = GeluLinear(hidden, out or width)
+
+    def forward(self, x: Float[Tensor, "B *N C"]) -> Float[Tensor, "B *N C2"]:
+        return self.fc2(self.fc1(x))
+
+
 class BlockConv(nn.Conv2d):
     """A convolution over non-overlapping r × r blocks of tokens, computed as one matrix product; rows and columns that fill no
-    block are left out, as a convolution without padding does."""
+    block are left out, as a convolution without padding does. ``in_chans`` defaults to ``width``."""
 
-    def __init__(self, width: int, block: int) -> None:
-        super().__init__(width, width, block, block)
+    def __init__(self, width: int, block: int, in_chans: int | None = None) -> None:
+        super().__init__(in_chans or width, width, block, block)
         self.weight = nn.Parameter(self.weight.detach().to(memory_format=torch.channels_last))
 
-    def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C"]:
+    def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C2"]:
         B, H, W, C = input.shape
         r = self.stride[0]
         x = input[:, : H // r * r, : W // r * r].reshape(B, H // r, r, W // r, r, C).transpose(2, 3).reshape(B, H // r, W // r, r * r * C)
-        return F.linear(x, self.weight.permute(0, 2, 3, 1).reshape(C, -1), self.bias)
+        return linear(x, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
+
+
+def init_linear(module: nn.Module) -> None:
+    """The published start of linear layers: truncated normal, no bias."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
 
 
 def init_weights(module: nn.Module) -> None:
     """The published initialisation of PVT v2: truncated normal for linear layers, fan-out normal for convolutions."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Conv2d):
+    init_linear(module)
+    if isinstance(module, nn.Conv2d):
         fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
         nn.init.normal_(module.weight, 0, (2 / fan_out) ** 0.5)
         if module.bias is not None:
