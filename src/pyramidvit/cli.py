@@ -17,14 +17,15 @@ from pyramidvit.allocator import keep_freed_memory
 from pyramidvit.errors import UserError
 
 VERBS = {
-    "demo": "Draw pictures, train a small network on them, show the result: minutes on a CPU.",
-    "check": "Look a data set over before training: counts, sizes, damaged files, duplicates, balance.",
-    "train": "Train a network on a folder of pictures, or continue a run.",
-    "evaluate": "Measure a trained network on pictures with known classes.",
-    "predict": "Say what is on pictures.",
-    "models": "List the networks.",
-    "info": "Count parameters, multiply-adds and memory of a network.",
+    "demo": ("demo", "Draw pictures, train a small network on them, show the result: minutes on a CPU."),
+    "check": ("inspect", "Look a data set over before training: counts, sizes, damaged files, duplicates, balance."),
+    "train": ("train", "Train a network on a folder of pictures, or continue a run."),
+    "evaluate": ("evaluate", "Measure a trained network on pictures with known classes."),
+    "predict": ("predict", "Say what is on pictures."),
+    "models": ("inspect", "List the networks."),
+    "info": ("inspect", "Count parameters, multiply-adds and memory of a network."),
 }
+"""Verb → (file of pyramidvit.verbs, help)."""
 
 app = App(
     name="pyramidvit",
@@ -32,9 +33,8 @@ app = App(
     version=pyramidvit.__version__,
     default_parameter=Parameter(negative_iterable=()),
 )
-for verb, summary in VERBS.items():
-    place = "pyramidvit.demo" if verb == "demo" else "pyramidvit.verbs"
-    app.command(f"{place}:{verb}", name=verb, help=summary)  # imported when called, so that --help is quick
+for verb, (file, summary) in VERBS.items():
+    app.command(f"pyramidvit.verbs.{file}:{verb}", name=verb, help=summary)  # imported when called, so that --help is quick
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

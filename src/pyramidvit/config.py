@@ -1,7 +1,7 @@
 """Everything a run can be told, in one place: the text under a field is its help, its documentation and its schema."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -16,12 +16,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-def parse_size(value: object) -> object:
-    """'512x640' → (512, 640) and '224' → (224, 224), from the command line or a file; anything else stays for pydantic to judge."""
-    given = cast(list[object], value) if isinstance(value, list) else [value]
-    if len(given) != 1 or isinstance(given[0], tuple):
-        return value
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(given[0]))
+def parse_size(value: Any) -> Any:
+    """'512x640' → (512, 640) and '224' → (224, 224), from the command line or a file; pairs stay as they are."""
+    given = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
+    if len(given) == 2:
+        return given
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(*given))
     if not match:
         raise PydanticCustomError("size", "expected height x width, such as 224x224 or 512x640")
     return int(match[1]), int(match[2] or match[1])

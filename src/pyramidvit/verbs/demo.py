@@ -1,4 +1,4 @@
-"""The demo: draw a data set, train on it, measure on held-out pictures, leave a run folder to look at."""
+"""`pyramidvit demo`: draw a data set, train on it, measure on held-out pictures, leave a run folder to look at."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
 from pyramidvit.engine import train
 from pyramidvit.predict import find_pictures, load
 from pyramidvit.runs import RunFolder
-from pyramidvit.verbs import finish_run, start_run
+from pyramidvit.verbs.train import finish_run, start_run
 
 SIZE = (64, 64)
 

@@ -1,0 +1,79 @@
+"""`pyramidvit evaluate`: what a trained network reaches on pictures with known classes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from pyramidvit import predict as predicting
+from pyramidvit.data.folders import ClassData, read_class_data
+from pyramidvit.engine import evaluate as evaluate_task
+from pyramidvit.errors import UserError
+from pyramidvit.runs import RunFolder
+from pyramidvit.runtime import Device
+from pyramidvit.summary import Measured, print_result, write_run_report
+from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.verbs import BatchSize, Json, print_json
+
+
+def evaluate(
+    run: Path,
+    data: Path | None = None,
+    *,
+    split: Literal["train", "val", "all"] | None = None,
+    on_bad_sample: Literal["error", "skip"] = "error",
+    batch_size: BatchSize = 32,
+    workers: int | None = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """Measure a trained network on pictures with known classes, and write a report.
+
+    Args:
+        run: Run folder, or a weights file.
+        data: Pictures in class folders or a CSV; the run's own data if not given.
+        split: Part of the data to measure on; the validation split where there is one, else all of it.
+        on_bad_sample: What to do when a file can't be read: stop, or leave it out and count it.
+        batch_size: Pictures per step.
+        workers: Processes that read pictures; chosen from the number of cores if not given.
+        device: Where to compute.
+        json: Print the numbers as JSON, nothing else.
+    """
+    predictor = predicting.load(run, device=device)
+    task = predictor.task
+    folder = RunFolder.open(run) if run.is_dir() else None
+    found, chosen = _evaluation_data(folder, task, data, split)
+    items = (*found.splits["train"], *found.splits["val"]) if chosen == "all" else found.splits[chosen]
+    if not items:
+        raise UserError(f"{found.root} has no pictures in its {chosen} split; choose another one with --split.")
+    config = task.config.model_copy(
+        update={
+            "data": task.config.data.model_copy(update={"on_bad_sample": on_bad_sample, "workers": workers}),
+            "loop": task.config.loop.model_copy(update={"batch_size": batch_size, "device": device}),
+        }
+    )
+    task = ClassifyTask(config, task.classes, replace(found, splits={"train": (), "val": items}))
+    measured = Measured(task, evaluate_task(task, predictor.model, task.dataset("val"), config=config))
+    if json:
+        print_json(measured.to_json() | {"data": str(found.root), "split": chosen})
+        return 0
+    console = Console(highlight=False)
+    console.print(f"{len(items)} pictures, {chosen} of {found.root}")
+    print_result(console, measured)
+    target = (folder.path / "evaluations" if folder else Path("evaluations")) / f"{found.root.name or 'data'}-{chosen}"
+    target.mkdir(parents=True, exist_ok=True)
+    console.print(f"Report: {write_run_report(folder, target, measured, config=config, notes=(f'Measured on {chosen} of {found.root}.',))}")
+    return 0
+
+
+def _evaluation_data(folder: RunFolder | None, task: ClassifyTask, data: Path | None, split: str | None) -> tuple[ClassData, str]:
+    """The data and the split to measure on. The run's own data keeps the split it was trained with: held-out pictures stay held out."""
+    own = ClassData.from_json(folder.read_data()) if folder else None
+    if own is None and data is None:
+        raise UserError("A weights file does not know its data: give the folder to measure on.")
+    if own is not None and (data is None or (data if data.is_dir() else data.parent).resolve() == own.root.resolve()):
+        return own, split or "val"
+    settings = task.config
+    found = read_class_data(data or Path(), val_share=settings.data.val_share, seed=settings.loop.seed, classes=task.classes)
+    return found, split or ("all" if found.made_split else "val")

@@ -1,0 +1,98 @@
+"""`pyramidvit check`, `models` and `info`: look before training."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from pyramidvit import models as networks
+from pyramidvit.config import AugmentConfig, DataConfig
+from pyramidvit.data import check as checking
+from pyramidvit.data.folders import read_class_data
+from pyramidvit.data.image import ReadOptions
+from pyramidvit.errors import UserError
+from pyramidvit.models.cost import Cost, measure_cost
+from pyramidvit.verbs import Json, print_json
+
+
+def check(
+    data: Path,
+    *,
+    seed: int = 0,
+    settings: Annotated[DataConfig | None, Parameter(name="*")] = None,
+    json: Json = False,
+) -> int:
+    """Look a data set over before training; exit code 2 when training on it would be wrong.
+
+    Args:
+        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        json: Print the findings as JSON, nothing else.
+    """
+    config = settings or DataConfig()
+    found = read_class_data(data, val_share=config.val_share, seed=seed)
+    options = ReadOptions(config.in_chans, config.value_range, config.orientation, config.max_pixels)
+    report = checking.check_class_data(found, options, workers=config.workers)
+    if json:
+        print_json(report.to_json())
+    else:
+        Console(highlight=False).print(checking.render(report))
+    return 0 if report.ok else 2
+
+
+def models(pattern: str = "*", *, json: Json = False) -> int:
+    """List the networks whose name matches a pattern such as 'pvt_v2_*'."""
+    names = networks.list_models(pattern)
+    if not names:
+        raise UserError(f"No network matches {pattern!r}. Names: {', '.join(networks.list_models())}.")
+    if json:
+        print_json(names)
+    else:
+        sys.stdout.write("".join(f"{name}\n" for name in names))
+    return 0
+
+
+def info(
+    name: str,
+    *,
+    size: Annotated[str | None, Parameter(metavar="HxW")] = None,
+    in_chans: int = 3,
+    num_classes: int = 1000,
+    json: Json = False,
+) -> int:
+    """Count parameters, multiply-adds (attention products included) and activation memory of a network.
+
+    Args:
+        name: Network; `pyramidvit models` lists the names.
+        size: Height x width of the input, such as 512x640; the published size if not given.
+        in_chans: Channels of the input.
+        num_classes: Classes of the head.
+        json: Print the numbers as JSON, nothing else.
+    """
+
+    def build() -> networks.Classifier:
+        return networks.create_model(name, num_classes=num_classes, in_chans=in_chans)
+
+    cost = measure_cost(name, build, (in_chans, *AugmentConfig.model_validate({"size": size}).size) if size else None)
+    if json:
+        print_json(cost.to_json())
+    else:
+        Console(highlight=False).print(_cost_table(cost))
+    return 0
+
+
+def _cost_table(cost: Cost) -> Table:
+    shape = "x".join(map(str, cost.input_shape))
+    memory = f"{cost.activation_bytes / 2**20:,.0f} MiB kept per picture in a training step"
+    table = Table(
+        title=f"{cost.model} on {shape}", caption=f"Multiply-adds include the products of attention. Activations in fp32: {memory}."
+    )
+    for column in ("part", "output", "parameters", "multiply-adds"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for part in cost.parts:
+        table.add_row(part.name, "x".join(map(str, part.output[1:])), f"{part.params:,}", f"{part.macs / 1e9:.3f} G")
+    table.add_section()
+    table.add_row("total", "", f"{cost.params:,}", f"{cost.macs / 1e9:.3f} G")
+    return table

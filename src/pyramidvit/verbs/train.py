@@ -1,0 +1,109 @@
+"""`pyramidvit train`: from a folder of pictures to a run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from pyramidvit import config as configs
+from pyramidvit import predict as predicting
+from pyramidvit.config import RunConfig, Sources, resolve, validate
+from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
+from pyramidvit.engine import TrainResult, evaluate
+from pyramidvit.engine import train as train_task
+from pyramidvit.errors import UserError
+from pyramidvit.runs import RunFolder
+from pyramidvit.summary import Measured, print_result, write_run_report
+from pyramidvit.tasks.classify import ClassifyTask
+
+
+def train(
+    data: Path | None = None,
+    *,
+    config: Path | None = None,
+    resume: Path | None = None,
+    runs: Path = Path("runs"),
+    name: str | None = None,
+    settings: Annotated[RunConfig | None, Parameter(name="*")] = None,
+) -> int:
+    """Train a network on a folder of pictures, or continue a run.
+
+    Args:
+        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        config: YAML file with settings; flags override it.
+        resume: Run folder to continue exactly where it stopped.
+        runs: Folder for run folders.
+        name: Name of the run; the network and a number if not given.
+    """
+    console = Console(highlight=False)
+    if resume is not None:
+        if data is not None or config is not None:
+            raise UserError("--resume continues with the run's own data and settings: leave the data folder and --config out.")
+        return _continue(RunFolder.open(resume), settings, console)
+    if data is None:
+        raise UserError("Give the folder to train on: pyramidvit train PHOTOS. To continue a run: pyramidvit train --resume RUN.")
+    resolved, sources = resolve(settings, config)
+    found = read_class_data(data, val_share=resolved.data.val_share, seed=resolved.loop.seed)
+    run = RunFolder.create(runs, resolved.task, name, model=resolved.model.name)
+    task = start_run(run, resolved, sources, found, console)
+    result = train_task(task, resolved, run, console=console)
+    if result.stopped_by is not None:
+        return 128 + result.stopped_by
+    finish_run(run, task, result, sources, console)
+    return 0
+
+
+def _continue(run: RunFolder, settings: RunConfig | None, console: Console) -> int:
+    saved = run.read_config()
+    changes = settings.model_dump(exclude_unset=True) if settings else {}
+    merged = saved.model_dump()
+    for section, values in changes.items():
+        merged[section] = merged[section] | values if isinstance(values, dict) else values
+    config, data = validate(merged, "the command line"), ClassData.from_json(run.read_data())
+    task = ClassifyTask(config, data.classes, data)
+    result = train_task(task, config, run, resume=True, console=console)
+    if result.stopped_by is not None:
+        return 128 + result.stopped_by
+    finish_run(run, task, result, configs.read_sources(run.config_file), console)
+    return 0
+
+
+def start_run(run: RunFolder, config: RunConfig, sources: Sources, data: ClassData, console: Console) -> ClassifyTask:
+    """Write down what a new run is, before its first step."""
+    run.write_config(config, sources)
+    run.write_env()
+    run.write_data(data.to_json() | {"fingerprint": fingerprint(data)})
+    counts = {split: len(items) for split, items in data.splits.items()}
+    console.print(f"Run folder {run.path}: {config.model.name}, {len(data.classes)} classes, {counts['train']} train + {counts['val']} val")
+    return ClassifyTask(config, data.classes, data)
+
+
+def finish_run(run: RunFolder, task: ClassifyTask, result: TrainResult, sources: Sources, console: Console) -> None:
+    """Measure the best weights as they are on the disk, and write model card and report."""
+    config, data = task.config, task.data
+    if data is None or not data.splits["val"]:
+        console.print(f"Weights: {run.best_weights} (there is no validation split to measure them on)")
+        return
+    predictor = predicting.load(run.path, device=config.loop.device)
+    measured = Measured(task, evaluate(task, predictor.model, task.dataset("val"), config=config))
+    print_result(console, measured)
+    run.write_card(config, data.classes, {split: len(items) for split, items in data.splits.items()}, measured.result.to_json())
+    report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=_notes(result, data))
+    console.print(f"Report: {report}")
+
+
+def _notes(result: TrainResult, data: ClassData) -> tuple[str, ...]:
+    notes = [f"{result.steps} steps in {result.epochs} epochs, {result.samples_per_second:.1f} pictures per second."]
+    if data.made_split:
+        notes.append("The data had no validation split; one was drawn from it, the same share of every class (see data.json).")
+    if result.stopped_early:
+        notes.append("Training ended early: the headline number had stopped improving.")
+    for count, what in (
+        (result.skipped, "pictures were left out in training, since their files could not be read (log.txt names them)"),
+        (result.nonfinite, "steps were left out, since the loss was not finite"),
+        (result.overflows, "steps were left out, since a gradient left the range of fp16"),
+    ):
+        if count:
+            notes.append(f"{count} {what}.")
+    return tuple(notes)
