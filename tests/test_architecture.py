@@ -18,7 +18,7 @@ LAYERS = [
     {"tasks"},
     {"runs", "checkpoint", "runtime", "session", "step", "display", "report", "engine", "summary", "predict"},
     {"verbs"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 """Lowest first. A name stands for a file, or for all of a package that is not named more closely."""
 

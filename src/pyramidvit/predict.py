@@ -114,7 +114,9 @@ def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> P
     if meta is None:
         raise UserError(f"{file} holds weights without classes and preprocessing; expected a file that `pyramidvit train` wrote.")
     task = task_from_weights(file, meta)
-    model = task.model()
+    with torch.device("meta"):  # random weights would only be overwritten
+        model = task.model()
+    model.to_empty(device="cpu")
     weights.load(model, tensors)
     return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size)
 
