@@ -26,23 +26,24 @@ class GeluLinear(nn.Linear):
     """A linear layer on the GELU of its input. Training keeps that input only, and computes its GELU anew in the backward pass."""
 
     def forward(self, input: Float[Tensor, "B *N I"]) -> Float[Tensor, "B *N O"]:
-        if not _has_onednn(input):
+        if not has_onednn(input):
             return F.linear(F.gelu(input), self.weight, self.bias)
         if torch.is_grad_enabled():
-            return _GeluLinear.apply(input, self.weight, self.bias)  # pyright: ignore[reportReturnType]
+            return _GeluLinear.apply(input, self.weight, self.bias)
         return _product(F.gelu(input), self.weight, self.bias)
 
 
 def linear(x: Float[Tensor, "B *N I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Float[Tensor, "B *N O"]:
     """F.linear, through oneDNN where that is possible."""
-    if not _has_onednn(x):
+    if not has_onednn(x):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
-        return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
+        return _Linear.apply(x, weight, bias)
     return _product(x, weight, bias)
 
 
-def _has_onednn(x: Tensor) -> bool:
+def has_onednn(x: Tensor) -> bool:
+    """Whether oneDNN's own operators may take ``x``: eager float32 on the CPU, and nobody counts, traces or transforms operators."""
     return (
         type(x) is Tensor
         and x.device.type == "cpu"
@@ -51,7 +52,9 @@ def _has_onednn(x: Tensor) -> bool:
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]  # torch.func
+        and torch._C._len_torch_dispatch_stack() == 0  # operation counters and the like
     )
 
 
@@ -82,8 +85,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, *ctx.saved_tensors, grad)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return _gradients(ctx, x, weight, *grad_outputs)
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -96,8 +100,8 @@ class _GeluLinear(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        grad_active, grad_weight, grad_bias = _gradients(ctx, F.gelu(x), weight, grad)
+        grad_active, grad_weight, grad_bias = _gradients(ctx, F.gelu(x), weight, *grad_outputs)
         grad_x = None if grad_active is None else torch.ops.aten.gelu_backward(grad_active, x)
         return grad_x, grad_weight, grad_bias
