@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from pyramidvit import create_model
-from pyramidvit.allocator import keep_freed_memory
+from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.models.cost import measure_cost
 from pyramidvit.weights import load
 

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "pyramidvit"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "allocator", "config", "types", "files"},
+    {"errors", "cpu", "config", "types", "files"},
     {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image"},
     {"weights", "weights.layouts", "data.folders"},
     {"models", "data", "losses", "metrics", "draw", "optim"},

@@ -1,0 +1,78 @@
+"""What README and quick start tell people to type works: commands on a small data set, Python as it stands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pyramidvit.cli import main
+from pyramidvit.data.scenes import write_scenes
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--size", "32x32", "--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu"]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    lines = [line.split(" #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("pyramidvit") and line != "pyramidvit demo"]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A folder with what the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    write_scenes(tmp_path / "scenes", train=24, val=8, size=(40, 40), seed=0)
+    (tmp_path / "scenes" / "train").rename(tmp_path / "photos")
+    (tmp_path / "scenes" / "val").rename(tmp_path / "other-photos")
+    pictures = sorted((tmp_path / "photos").rglob("*.png"))
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "photo.jpg").write_bytes(pictures[0].read_bytes())
+    (tmp_path / "holiday" / "a.jpg").write_bytes(pictures[1].read_bytes())
+    return tmp_path
+
+
+def run(line: str) -> int:
+    words = shlex.split(line)[1:]
+    if words[0] == "train" and "--resume" not in words:
+        if "--epochs" in words:
+            words[words.index("--epochs") + 1] = "1"
+        else:
+            words += ["--epochs", "1"]
+        words = [word for i, word in enumerate(words) if word != "--batch-size" and words[i - 1] != "--batch-size"] + SMALL
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_every_command_runs(page, workplace):
+    lines = [line for line in commands(page) if "--help" not in line]
+    assert len(lines) >= 4
+    if page != "README.md":  # its training comes after the one that the README tells
+        assert run("pyramidvit train photos --model pvt_v2_b0") == 0
+        (workplace / "runs/classify/pvt_v2_b0-1/weights/best.safetensors").rename(workplace / "pvt_v2_b0.safetensors")
+        (workplace / "runs").rename(workplace / "before")
+    for line in lines:
+        assert run(line) == 0, line
+
+
+@pytest.mark.slow
+def test_every_python_block_runs(workplace):
+    assert run("pyramidvit train photos --model pvt_v2_b0") == 0
+    for page in ("README.md", "docs/quickstart.md"):
+        for code in blocks(page, "python"):
+            exec(compile(code, page, "exec"), {"images": __import__("torch").zeros(1, 3, 64, 64)})
+    assert (workplace / "annotated.png").exists()
+
+
+def test_every_link_leads_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
