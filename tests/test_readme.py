@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from pyramidvit.cli import main
 from pyramidvit.data.scenes import write_scenes
@@ -67,8 +68,9 @@ def test_every_command_runs(page, workplace):
 def test_every_python_block_runs(workplace):
     assert run("pyramidvit train photos --model pvt_v2_b0") == 0
     for page in ("README.md", "docs/quickstart.md"):
+        names = {"images": torch.zeros(1, 3, 64, 64)}
         for code in blocks(page, "python"):
-            exec(compile(code, page, "exec"), {"images": __import__("torch").zeros(1, 3, 64, 64)})
+            exec(compile(code, page, "exec"), names)
     assert (workplace / "annotated.png").exists()
 
 
