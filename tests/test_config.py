@@ -1,0 +1,61 @@
+"""Settings: strict, merged in order, written so that they can be read back."""
+
+import pytest
+import yaml
+
+from pyramidvit.config import AugmentConfig, LoopConfig, RunConfig, read_sources, resolve, to_yaml, validate
+from pyramidvit.errors import UserError
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("optim: {lr: 0.5, weight_decay: 0.1}\nmodel: {name: pvt_v2_b1}\n")
+    given = RunConfig.model_validate({"optim": {"lr": 0.25}})
+    config, sources = resolve(given, file)
+    assert (config.optim.lr, config.optim.weight_decay, config.model.name, config.loop.epochs) == (0.25, 0.1, "pvt_v2_b1", 30)
+    assert sources == {"optim.lr": "command line", "optim.weight_decay": "a.yaml", "model.name": "a.yaml"}
+
+
+def test_what_is_written_can_be_read_back(tmp_path):
+    given = RunConfig.model_validate({"data": {"mean": [0.1], "std": [1], "in_chans": 1}, "model": {"weights": "a # b.safetensors"}})
+    config, sources = resolve(given)
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config, sources))
+    assert validate(yaml.safe_load(file.read_text()), "file") == config
+    assert read_sources(file) == sources
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("optim: {learning_rate: 1}", "optim.learning_rate"),
+        ("loop: {epochs: 0}", "loop.epochs"),
+        ("augment: {size: 16}", "augment.size"),
+        ("augment: {size: wide}", "height x width"),
+        ("- a", "must hold sections"),
+        ("a: [", "Can't read settings"),
+        ("!!python/object/apply:os.system ['true']", "Can't read settings"),
+    ],
+)
+def test_wrong_files_name_the_setting(tmp_path, content, message):
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        resolve(None, file)
+
+
+@pytest.mark.parametrize(("given", "size"), [("224", (224, 224)), ("64x96", (64, 96)), (128, (128, 128)), ([64, 96], (64, 96))])
+def test_sizes(given, size):
+    assert AugmentConfig.model_validate({"size": given}).size == size
+
+
+def test_every_setting_is_explained():
+    for section in (RunConfig, *(field.annotation for name, field in RunConfig.model_fields.items() if name != "task")):
+        for name, field in section.model_fields.items():  # pyright: ignore
+            if section is not RunConfig or name == "task":
+                assert field.description, f"{section}.{name}"
+
+
+def test_settings_cannot_be_changed_by_accident():
+    with pytest.raises(ValueError, match="frozen"):
+        LoopConfig().epochs = 3  # pyright: ignore[reportAttributeAccessIssue]
