@@ -25,6 +25,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
@@ -32,7 +33,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from pyramidvit import checkpoint, engine, weights
 from pyramidvit.checkpoint import TrainState
 from pyramidvit.config import RunConfig
-from pyramidvit.data.folders import Item
+from pyramidvit.data.folders import Item, read_class_data
 from pyramidvit.data.loader import ImageDataset, SampleKey
 from pyramidvit.engine import TrainResult, train
 from pyramidvit.errors import UserError
@@ -42,6 +43,7 @@ from pyramidvit.metrics import ClassificationMetric
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import make_accelerator, seed_of
 from pyramidvit.tasks import Task
+from pyramidvit.tasks.classify import ClassifyTask
 from pyramidvit.types import BadSample, Batch, ClassScores, ClassTarget, Preprocess, Sample
 from pyramidvit.weights import WeightsMeta
 
@@ -49,14 +51,19 @@ CLASSES = ("dark", "light")
 
 
 class TinyNet(nn.Module):
-    """Four stages, with everything that makes resuming hard: dropout, running statistics, a norm."""
+    """Four stages, with all that makes resuming hard: dropout, running statistics, a weight that is channels-last in memory."""
 
     num_depths = 5
 
     def __init__(self, batch_norm: bool) -> None:
         super().__init__()
         self.stages = nn.ModuleList(
-            [nn.Linear(48, 16), nn.BatchNorm1d(16) if batch_norm else nn.LayerNorm(16), nn.Linear(16, 16), nn.Linear(16, 16)]
+            [
+                nn.Conv2d(3, 16, 4).to(memory_format=torch.channels_last),
+                nn.BatchNorm1d(16) if batch_norm else nn.LayerNorm(16),
+                nn.Linear(16, 16),
+                nn.Linear(16, 16),
+            ]
         )
         self.dropout = nn.Dropout(0.2)
         self.head = nn.Linear(16, len(CLASSES))
@@ -71,10 +78,9 @@ class TinyNet(nn.Module):
         self.checkpointing = on
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
         for stage in self.stages:
             x = cast(Tensor, recompute(stage, x, use_reentrant=False)) if self.checkpointing else stage(x)
-            x = self.dropout(x.relu())
+            x = self.dropout(x.flatten(1).relu())
         return self.head(x)
 
 
@@ -664,6 +670,39 @@ def test_another_number_of_processes_goes_on_where_a_step_of_its_own_begins(stra
     checkpoint.save(folder / "checkpoints", replace(saved, samples_per_step=12, steps_per_epoch=2))
     with pytest.raises(UserError, match="after 12 samples of epoch 2, which steps of 8 samples can't reach"):
         run_tiny(folder, TinyTask(train=TinyData(32)), resume=True)
+
+
+@pytest.mark.slow
+def test_a_real_network_on_pictures_resumes_bit_equal(tmp_path: Path) -> None:
+    """Augmentation, mixing, drop path and weights in any memory layout: killed in the middle of a step of the second epoch."""
+    for split, count in (("train", 10), ("val", 3)):
+        for label in CLASSES:
+            (tmp_path / "data" / split / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = np.random.default_rng(i).integers(0, 128, (40, 48, 3), np.uint8) + np.uint8(100 * (label == "light"))
+                Image.fromarray(pixels).save(tmp_path / "data" / split / label / f"{i}.png")
+    data = read_class_data(tmp_path / "data")
+    config = settings(epochs=2, name="pvt_v2_b0", size=(32, 32), drop_path_rate=0.2, save_every=1)
+    calls = 0
+
+    class Dying(ClassifyTask):
+        def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+            nonlocal calls
+            calls += 1
+            if calls > 8:
+                raise Killed
+            return super().loss(outputs, batch)
+
+    def go(folder: str, task: type[ClassifyTask], resume: bool) -> None:
+        run = RunFolder(tmp_path / folder) if resume else RunFolder.create(tmp_path, ".", folder)
+        train(task(config, data.classes, data), config, run, resume=resume, console=Console(file=io.StringIO()))
+
+    go("straight", ClassifyTask, False)
+    with pytest.raises(Killed):
+        go("resumed", Dying, False)
+    assert newest(tmp_path / "resumed").progress.step == 4
+    go("resumed", ClassifyTask, True)
+    assert_same_run(tmp_path / "straight", tmp_path / "resumed")
 
 
 @pytest.mark.slow

@@ -44,6 +44,16 @@ def test_tensors_come_back_bit_equal_whatever_their_layout(tmp_path: Path) -> No
         assert torch.equal(back[name], tensor), name
 
 
+def test_a_header_of_any_length_is_read(tmp_path: Path) -> None:
+    """The file begins with the length of its header, which can look like the beginning of a pickle or of a zip file."""
+    starts = set()
+    for length in range(0, 520, 4):
+        write_tensors(tmp_path / "t.safetensors", {"x": torch.ones(1)}, {"note": "n" * length})
+        starts.add((tmp_path / "t.safetensors").read_bytes()[0])
+        assert read_tensors(tmp_path / "t.safetensors")[1] == {"note": "n" * length}
+    assert 0x80 in starts
+
+
 def test_no_tensors_at_all_is_a_legal_file(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t.safetensors", {}, {})
     assert read_tensors(tmp_path / "t.safetensors") == ({}, {})

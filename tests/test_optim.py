@@ -118,6 +118,34 @@ def test_averaging_copies_the_statistics_of_norms() -> None:
     assert buffers["num_batches_tracked"] == 1
 
 
+def test_restored_state_lies_in_memory_as_its_parameter_does() -> None:
+    """Fused kernels pair values by their place in memory: a contiguous moment of a channels-last weight would be read in another order."""
+
+    class Convolution(Toy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model, other = Convolution(), Convolution()
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 4, 4)
+    optimizer, optimizer2 = (torch.optim.AdamW(param_groups(m, weight_decay=0.1), lr=0.1, fused=True) for m in (model, other))
+    model(x).square().sum().backward()
+    optimizer.step()
+    other.load_state_dict(model.state_dict())
+    contiguous = {name: tensor.contiguous() for name, tensor in optimizer_tensors(optimizer, model).items()}
+    load_optimizer_tensors(optimizer2, other, contiguous)
+    for each, stepper in ((model, optimizer), (other, optimizer2)):
+        stepper.zero_grad()
+        each(x).square().sum().backward()
+        stepper.step()
+    assert torch.equal(model.head.weight, other.head.weight)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_optimiser_goes_on_bit_equal_from_its_saved_state(fused: bool) -> None:
     torch.manual_seed(0)

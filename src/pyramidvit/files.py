@@ -64,8 +64,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     try:
         with path.open("rb") as file:
-            start = file.read(8)
-            if start.startswith((b"PK\x03\x04", b"\x80")):
+            start = file.read(9)
+            if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):  # our header's length may begin like a pickle
                 raise UserError(
                     f"{path} is a pickled PyTorch file, which could run code when opened; expected a .safetensors file. "
                     "Turn it into one with `pyramidvit convert`."

@@ -117,8 +117,12 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: Staged, tens
         name, _, quantity = key.rpartition("/")
         if name not in parameters:
             raise ValueError(f"The optimiser's state is of another network: there is no parameter {name!r}.")
-        device = parameters[name].device if tensor.ndim or _fused(optimizer) else torch.device("cpu")
-        optimizer.state[parameters[name]][quantity] = tensor.to(device, copy=True)
+        parameter = parameters[name]
+        if tensor.shape == parameter.shape:  # strides like the parameter's: fused kernels walk through both in the order of the memory
+            restored = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+        else:
+            restored = tensor.to(parameter.device if _fused(optimizer) else "cpu", copy=True)
+        optimizer.state[parameter][quantity] = restored
 
 
 def _fused(optimizer: torch.optim.Optimizer) -> bool:
