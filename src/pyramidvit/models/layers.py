@@ -12,6 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from pyramidvit.models.kernels import GeluLinear, Linear, linear
 
 
+FEW_TOKENS = 2 * 56 * 56
+"""Up to here the rearrangement of `BlockConv` stays in the cache."""
+
+
 @dataclass(frozen=True)
 class FeatureInfo:
     """One map of a backbone: its number of channels, and how many input pixels one of its cells spans per side."""
@@ -205,16 +209,20 @@ class FeedForward(nn.Module):
         return self.fc2(self.fc1(x))
 
 
-class BlockConv(nn.Conv2d):
-    """A convolution over non-overlapping r × r blocks of tokens, computed as one matrix product; rows and columns that fill no
-    block are left out, as a convolution without padding does. ``in_chans`` defaults to ``width``."""
+class BlockConv(TokenConv):
+    """A convolution over non-overlapping r × r blocks of tokens; ``in_chans`` defaults to ``width``.
+
+    Rows and columns that fill no block are left out, as without padding. Few tokens are computed as one matrix product, which is sooner
+    (docs/results.md); for many, and in training, where the rearranged tokens would have to be kept, the convolution is the better one.
+    """
 
     def __init__(self, width: int, block: int, in_chans: int | None = None) -> None:
         super().__init__(in_chans or width, width, block, block)
-        self.weight = nn.Parameter(self.weight.detach().to(memory_format=torch.channels_last))
 
     def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C2"]:
         B, H, W, C = input.shape
+        if torch.is_grad_enabled() or B * H * W > FEW_TOKENS:
+            return super().forward(input)
         r = self.stride[0]
         x = input[:, : H // r * r, : W // r * r].reshape(B, H // r, r, W // r, r, C).transpose(2, 3).reshape(B, H // r, W // r, r * r * C)
         return linear(x, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
