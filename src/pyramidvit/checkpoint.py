@@ -4,6 +4,7 @@ Random numbers are no part of it: every random choice is a function of the seed 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -72,7 +73,7 @@ def save(folder: Path, state: TrainState, keep: int = 2) -> Path:
     UserError when it can't be written, or when a weight is not finite; what was there before stays as it is.
     """
     for name, tensor in state.tensors.items():
-        if name.startswith(("model/", "ema/")) and tensor.is_floating_point() and not tensor.isfinite().all():
+        if name.startswith(("model/", "ema/")) and tensor.is_floating_point() and not _is_finite(tensor):
             raise UserError(
                 f"{name.partition('/')[2]} is not finite at step {state.progress.step}: no checkpoint was written, the one before is kept. "
                 "Lower optim.lr or set optim.clip_grad, then resume."
@@ -84,6 +85,11 @@ def save(folder: Path, state: TrainState, keep: int = 2) -> Path:
     for old in paths(folder)[: -max(keep, 2)]:
         old.unlink()
     return path
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """By its extremes, which NaN takes over: no copy of the tensor is made."""
+    return tensor.numel() == 0 or all(math.isfinite(extreme) for extreme in tensor.aminmax())
 
 
 def load(path: Path) -> TrainState:
