@@ -213,7 +213,7 @@ def test_a_bad_file_stops_training_with_its_name_or_is_left_out_and_counted(pict
     assert run("train", bad, "--runs", tmp_path, "--name", "skip", "--epochs", 1, *flags, *QUICK) == 0
     folder = tmp_path / "classify" / "skip"
     assert "cut.png" in (folder / "log.txt").read_text()
-    assert "1 pictures were left out in training" in (folder / "report.html").read_text().replace("\n", " ")
+    assert "1 times a picture was left out in training" in (folder / "report.html").read_text().replace("\n", " ")
 
 
 def test_settings_from_a_file_and_flags_over_it(pictures, tmp_path, capsys):

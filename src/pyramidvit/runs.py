@@ -113,15 +113,7 @@ class RunFolder:
 
     def read_sources(self) -> Sources:
         """Where each setting that is not a default came from, as config.yaml says."""
-        sources: Sources = {}
-        section = ""
-        for line in self.config_file.read_text(encoding="utf-8").splitlines():
-            setting, _, source = line.rpartition("  # ")
-            if not line.startswith(" "):
-                section = line.partition(":")[0]
-            elif source != "default":
-                sources[f"{section}.{setting.strip().partition(':')[0]}"] = source
-        return sources
+        return configs.read_sources(self.config_file)
 
     def write_env(self) -> None:
         """env.json: versions and hardware, no names of people, machines or folders."""

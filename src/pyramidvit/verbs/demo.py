@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pyramidvit.config import AugmentConfig, LoopConfig, OptimConfig, RunConfig
+from pyramidvit.config import AugmentConfig, LoopConfig, ModelConfig, OptimConfig, RunConfig
 from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
 from pyramidvit.engine import train
@@ -15,7 +15,8 @@ from pyramidvit.verbs.train import finish_run, start_run
 SIZE = (64, 64)
 
 SETTINGS = RunConfig(
-    augment=AugmentConfig(size=SIZE, crop=1.0, crop_scale=(0.6, 1.0), vflip=0.5, rand_ops=0, erasing=0.0, mixup=0.0, cutmix=0.0),
+    model=ModelConfig(drop_path_rate=0.0),
+    augment=AugmentConfig(size=SIZE, crop=1.0, crop_scale=(0.8, 1.0), rand_ops=0, erasing=0.0, mixup=0.0, cutmix=0.0, smoothing=0.0),
     optim=OptimConfig(lr=1e-3, reference_batch=32, warmup_epochs=1),
     loop=LoopConfig(epochs=8, batch_size=32),
 )

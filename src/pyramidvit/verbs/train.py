@@ -6,7 +6,6 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from pyramidvit import config as configs
 from pyramidvit import predict as predicting
 from pyramidvit.config import RunConfig, Sources, resolve, validate
 from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
@@ -65,7 +64,7 @@ def _continue(run: RunFolder, settings: RunConfig | None, console: Console) -> i
     result = train_task(task, config, run, resume=True, console=console)
     if result.stopped_by is not None:
         return 128 + result.stopped_by
-    finish_run(run, task, result, configs.read_sources(run.config_file), console)
+    finish_run(run, task, result, run.read_sources(), console)
     return 0
 
 
@@ -100,7 +99,7 @@ def _notes(result: TrainResult, data: ClassData) -> tuple[str, ...]:
     if result.stopped_early:
         notes.append("Training ended early: the headline number had stopped improving.")
     for count, what in (
-        (result.skipped, "pictures were left out in training, since their files could not be read (log.txt names them)"),
+        (result.skipped, "times a picture was left out in training, since its file could not be read (log.txt names them)"),
         (result.nonfinite, "steps were left out, since the loss was not finite"),
         (result.overflows, "steps were left out, since a gradient left the range of fp16"),
     ):
