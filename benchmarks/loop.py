@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.config import RunConfig
+from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.loader import EpochPlan, training_batches
 from pyramidvit.engine import train
