@@ -14,6 +14,7 @@ from pyramidvit.draw import confusion_picture, contact_sheet, curves_picture, en
 from pyramidvit.engine import Evaluation
 from pyramidvit.files import write_bytes
 from pyramidvit.metrics import ClassificationResult
+from pyramidvit.predict import Predicted
 from pyramidvit.report import Headline, ReportContent, mapping_table, settings_table, write_report
 from pyramidvit.runs import RunFolder, environment
 from pyramidvit.tasks.classify import ClassifyTask
@@ -59,6 +60,7 @@ def write_run_report(
     config: RunConfig,
     sources: Sources | None = None,
     notes: Sequence[str] = (),
+    examples: Sequence[Predicted] = (),
 ) -> Path:
     """report.html in ``folder``, with the curves of ``run`` where there is one; its plots are written beside it too."""
     result, task = measured.result, measured.task
@@ -74,6 +76,7 @@ def write_run_report(
         Section("Classes", tables=(classes,)),
         Section("What is taken for what", tables=(mistakes,), pictures=(Picture(plots["confusion.png"]),)),
         *_worst_pictures(task, result),
+        *_examples(examples),
         Section("Settings", tables=(settings_table(config, sources or {}),), folded=True),
         Section("Environment", tables=(mapping_table(environment()),), folded=True),
     )
@@ -106,6 +109,14 @@ def _worst_pictures(task: ClassifyTask, result: ClassificationResult) -> tuple[S
     sheet = contact_sheet(pictures, captions, [False] * len(pictures))
     text = "Wrong answers, most surprising first: the true class → the answer."
     return (Section("Worst pictures", text, pictures=(Picture(encode_png(sheet)),)),)
+
+
+def _examples(examples: Sequence[Predicted]) -> tuple[Section, ...]:
+    """Some predictions as `pyramidvit predict` draws them."""
+    if not examples:
+        return ()
+    pictures = tuple(Picture(encode_png(example.draw()), Path(example.prediction.path).name) for example in examples)
+    return (Section("Example predictions", "Held-out pictures, taken at even distances from the list.", pictures=pictures, small=True),)
 
 
 def _eight_bits(image: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ from pyramidvit.config import AugmentConfig, LoopConfig, ModelConfig, OptimConfi
 from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
 from pyramidvit.engine import train
-from pyramidvit.predict import find_pictures, load
 from pyramidvit.runs import RunFolder
 from pyramidvit.verbs.train import finish_run, start_run
 
@@ -45,10 +44,5 @@ def demo(*, runs: Path = Path("runs"), train_pictures: int = 8000, epochs: int |
     if result.stopped_by is not None:
         return 128 + result.stopped_by
     finish_run(run, task, result, {}, console)
-    predictor = load(run.path)
-    for path in list(find_pictures([str(folder / "val")]))[:: max(1, train_pictures // 4 // 6)][:6]:
-        shown = predictor(path)
-        console.print(f"{path.relative_to(folder)}: {', '.join(f'{n} {p:.0%}' for n, p in shown.prediction.top(2))}")
-        shown.save(run.predictions / f"{path.parent.name}-{path.stem}.png")
     console.print(f"Look at {run.report} and {run.predictions}")
     return 0

@@ -15,6 +15,10 @@ from pyramidvit.errors import UserError
 from pyramidvit.runs import RunFolder
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.types import BadSample
+
+EXAMPLES = 6
+"""Held-out pictures that are drawn with their prediction."""
 
 
 def train(
@@ -88,7 +92,14 @@ def finish_run(run: RunFolder, task: ClassifyTask, result: TrainResult, sources:
     measured = Measured(task, evaluate(task, predictor.model, task.dataset("val"), config=config))
     print_result(console, measured)
     run.write_card(config, data.classes, {split: len(items) for split, items in data.splits.items()}, measured.result.to_json())
-    report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=_notes(result, data))
+    held_out = data.splits["val"]
+    chosen = [item.path for item in held_out[:: max(1, len(held_out) // EXAMPLES)]][:EXAMPLES]
+    examples = [shown for shown in predictor.stream(chosen) if not isinstance(shown, BadSample)]
+    for example in examples:
+        path = Path(example.prediction.path)
+        example.save(run.predictions / f"{path.parent.name}-{path.stem}.png")
+    notes = _notes(result, data)
+    report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=notes, examples=examples)
     console.print(f"Report: {report}")
 
 
