@@ -58,4 +58,4 @@ def test_every_setting_is_explained():
 
 def test_settings_cannot_be_changed_by_accident():
     with pytest.raises(ValueError, match="frozen"):
-        LoopConfig().epochs = 3  # pyright: ignore[reportAttributeAccessIssue]
+        LoopConfig().epochs = 3

@@ -39,7 +39,7 @@ def test_loading_keeps_weights_as_the_kernels_read_them(source):
     """Channels-last weights stay channels-last, or every convolution would rearrange them."""
     other = create_model("pvt_v2_b0", num_classes=5)
     load(other, {key: tensor.contiguous() for key, tensor in source.state_dict().items()})
-    weight = other.backbone.stages[0].patches.weight
+    weight = other.state_dict()["backbone.stages.0.patches.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
