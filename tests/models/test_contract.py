@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyramidvit import create_model, list_models
 from pyramidvit.models import BACKBONES, Classifier, pvt, pvt_v2
@@ -47,7 +48,13 @@ def shallow(quick):
     return build
 
 
-DISTINCT = list({one_block_deep(name): name for name in reversed(list_models())}.values())[::-1]
+def kind(name):
+    """What networks that differ only in depth and in the size of their tables have in common."""
+    network, config = one_block_deep(name)
+    return network, dataclasses.replace(config, size=(64,) * len(config.size)) if hasattr(config, "size") else config
+
+
+DISTINCT = list({kind(name): name for name in reversed(list_models())}.values())[::-1]
 
 
 @pytest.fixture(params=DISTINCT)
@@ -89,7 +96,16 @@ def test_every_parameter_learns(name, shallow, head):
     if head != "classes":
         out = torch.cat([x.flatten() for x in (out if head == "maps" else out[-1:])])
     out.square().sum().backward()
-    assert [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
+    gradients = {key: p.grad for key, p in model.named_parameters()}
+    assert [key for key, grad in gradients.items() if grad is None] == []
+    if head == "classes" and getattr(BACKBONES[name][1], "class_token", False):
+        # As published, only the class token leaves the last block, and it is neither pooled there nor has it a relative position.
+        zero = ("attn.pool_q.weight", "attn.rel_pos_t", "attn.rel_pos_h", "attn.rel_pos_w")
+        last = f"backbone.stages.{len(BACKBONES[name][1].depths) - 1}.blocks.0."
+    else:
+        zero, last = (), ""
+    known = tuple(last + name for name in zero)
+    assert [key for key, grad in gradients.items() if grad is not None and not grad.any() and not key.startswith(known)] == []
 
 
 def test_a_batch_equals_its_members_one_by_one(name, shallow):
@@ -225,3 +241,38 @@ def test_exported_maps_are_the_same(name, shallow):
         got = torch.export.export(net, (x,)).module()(x)
     for ours, theirs in zip(want, got, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+
+
+def test_memory_grows_with_the_picture_and_no_faster(name, shallow):
+    """Four times the pixels make the largest tensor of a training step four times as large: nothing of the size of all pairs of tokens."""
+    net = shallow(name).train()
+    largest = []
+    for side in (64, 128):
+        with Largest() as mode:
+            torch.cat([x.flatten() for x in net(batch(name, 1, side, 3 * side))]).sum().backward()
+        largest.append(mode.numel)
+    assert largest[1] <= 4.2 * largest[0]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operator makes."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [x.numel() for x in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(x, torch.Tensor)]
+        self.numel = max(self.numel, *made, 0)
+        return out
+
+
+def test_half_precision_gives_nearly_the_same_maps(name, shallow):
+    """PB-73: under autocast maps are finite and close to those of full precision."""
+    net = shallow(name)
+    x = batch(name, 2, 64, 96)
+    with torch.inference_mode():
+        want = net(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = net(x)
+    for half, full in zip(got, want, strict=True):
+        assert (half.float() - full).abs().max() < 0.1 * full.std()

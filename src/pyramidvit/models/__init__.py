@@ -2,19 +2,21 @@
 
 import difflib
 import fnmatch
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from pyramidvit import weights as weights_io
 from pyramidvit.errors import UserError
-from pyramidvit.models import pvt, pvt_v2
+from pyramidvit.models import mvit, pvt, pvt_v2
 from pyramidvit.models.classifier import Classifier
 from pyramidvit.models.layers import Backbone
 
 BACKBONES: dict[str, tuple[Callable[..., Backbone], Any]] = {
     **{name: (pvt.PVT, config) for name, config in pvt.VARIANTS.items()},
     **{name: (pvt_v2.PVTv2, config) for name, config in pvt_v2.VARIANTS.items()},
+    **{name: (mvit.MViT, config) for name, config in mvit.VARIANTS.items()},
 }
 """Name → (class, architecture)."""
 
@@ -74,7 +76,9 @@ def create_model(
     backbone = network(architecture, in_chans=in_chans, out_indices=out_indices, drop_path_rate=drop_path_rate, classify=classify)
     model = backbone if build_head is None else build_head(backbone, num_classes)
     if weights is not None:
-        weights_io.load(model, weights_io.read(Path(weights))[0], new_classes=True)
+        report = weights_io.load(model, weights_io.read(Path(weights))[0], new_classes=True)
+        if report.reset:
+            warnings.warn(f"{weights}: {report}", stacklevel=2)
     return model
 
 

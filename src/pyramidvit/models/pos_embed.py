@@ -14,3 +14,36 @@ def resize_table(table: Float[Tensor, "*old C"], grid: Sequence[int]) -> Float[T
         return table
     mode = ("linear", "bilinear", "trilinear")[len(grid) - 1]
     return F.interpolate(table.movedim(-1, 0)[None], tuple(grid), mode=mode)[0].movedim(0, -1)
+
+
+def relative_table(table: Float[Tensor, "L d"], queries: int, keys: int) -> Float[Tensor, "Q K d"]:
+    """What a table of relative positions along one axis holds for every pair of a query and a key.
+
+    A table of 2 n - 1 rows holds the distances from 1 - n to n - 1 on the finer of the two grids; one of another length is resized first.
+    """
+    table = resize_table(table, (2 * max(queries, keys) - 1,))
+    query_step, key_step = max(keys / queries, 1.0), max(queries / keys, 1.0)
+    query, key = torch.arange(queries, device=table.device)[:, None], torch.arange(keys, device=table.device)
+    return table[(query * query_step - key * key_step + (keys - 1) * key_step).long()]
+
+
+def relative_logits(q: Float[Tensor, "B *Q h d"], tables: Sequence[Float[Tensor, "_ d"]], keys: Sequence[int]) -> Float[Tensor, "B *Q h E"]:
+    """Decomposed relative positions: products of every query with the positions of all key rows of the first axis, then of the next.
+
+    ``keys`` is the grid of the keys, and E the sum of its sides.
+    """
+    axes = "thw"[-len(keys) :]
+    products = [
+        torch.einsum(f"b{axes}nd,{axis}kd->b{axes}nk", q, relative_table(table, q.shape[1 + i], keys[i]))
+        for i, (axis, table) in enumerate(zip(axes, tables, strict=True))
+    ]
+    return torch.cat(products, -1)
+
+
+def key_rows(keys: Sequence[int], like: Tensor) -> Float[Tensor, "M E"]:
+    """For all keys of a grid in order, a 1 for each row that they are in, so that a product with `relative_logits` adds up a key's own."""
+    rows = []
+    for i, side in enumerate(keys):
+        one_of = torch.eye(side, dtype=like.dtype, device=like.device)
+        rows.append(one_of.view(*[1] * i, side, *[1] * (len(keys) - 1 - i), side).expand(*keys, side))
+    return torch.cat(rows, -1).flatten(0, -2)

@@ -22,7 +22,8 @@ _END = r"(?P<end>(?:\.weight|\.bias)?)"
 
 @dataclass(frozen=True)
 class Layout:
-    """``names`` maps published name patterns to ours; ``marks`` are parts of names that only this layout has all of."""
+    """``names`` maps published name patterns to ours; ``marks`` are parts of names that only this layout has all of, ``^`` and ``$`` their
+    ends."""
 
     name: str
     marks: tuple[str, ...]
@@ -31,7 +32,7 @@ class Layout:
     """Tables are published without axes of length 1."""
 
     def recognises(self, tensors: Mapping[str, Tensor]) -> bool:
-        return all(any(mark in key for key in tensors) for mark in self.marks)
+        return all(any(mark in f"^{key}$" for key in tensors) for mark in self.marks)
 
     def to_ours(self, tensors: Mapping[str, Tensor], depths: Sequence[int]) -> tuple[dict[str, Tensor], list[str]]:
         """Tensors under our names, for a network with so many blocks per stage, and the keys that the map doesn't know.
@@ -177,4 +178,103 @@ TIMM_PVT_V2 = Layout(
     },
 )
 
-LAYOUTS = (OFFICIAL_PVT, TRANSFORMERS_PVT, OFFICIAL_PVT_V2, TIMM_PVT_V2)
+_MVIT_BLOCK = {name: name for name in ("norm1", "attn.qkv", "attn.rel_pos_t", "attn.rel_pos_h", "attn.rel_pos_w", "norm2")} | {
+    "attn.pool_q": "attn.pool_q",
+    "attn.pool_k": "attn.pool_k",
+    "attn.pool_v": "attn.pool_v",
+    "attn.norm_q": "attn.pool_q.norm",
+    "attn.norm_k": "attn.pool_k.norm",
+    "attn.norm_v": "attn.pool_v.norm",
+    "attn.proj": "attn.proj",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+
+SLOWFAST_MVIT = Layout(
+    "SlowFast MViT",  # also that of facebookresearch/mvit
+    marks=("^blocks.0.attn.qkv.", "^patch_embed.proj."),
+    names={
+        "cls_token": "class_token",
+        "pos_embed_class": "class_position",
+        "pos_embed_spatial": "positions",
+        "pos_embed_temporal": "frame_positions",
+        "patch_embed.proj": "patches",
+        **{f"blocks.{{i}}.{theirs}": f"stages.{{s}}.blocks.{{j}}.{ours}" for theirs, ours in _MVIT_BLOCK.items()},
+        "blocks.{i}.proj": "stages.{s}.blocks.{j}.proj",
+        "norm": "norm",
+        "head.projection": "head",
+    },
+)
+
+SLOWFAST_MVIT_PICTURES = Layout(
+    "SlowFast MViT for pictures",
+    marks=(*SLOWFAST_MVIT.marks, "^pos_embed$"),
+    names={"pos_embed[0]": "class_position", "pos_embed[1]": "positions"}
+    | {theirs: ours for theirs, ours in SLOWFAST_MVIT.names.items() if not theirs.startswith("pos_embed_")},
+)
+
+TORCHVISION_MVIT = Layout(
+    "torchvision MViT",
+    marks=("conv_proj.", "pos_encoding.class_token", "blocks.0.attn.project.0."),
+    names={
+        "pos_encoding.class_token": "class_token",
+        "pos_encoding.class_pos": "class_position",
+        "pos_encoding.spatial_pos": "positions",
+        "pos_encoding.temporal_pos": "frame_positions",
+        "conv_proj": "patches",
+        **{
+            f"blocks.{{i}}.{theirs}": f"stages.{{s}}.blocks.{{j}}.{ours}"
+            for theirs, ours in {
+                "norm1": "norm1",
+                "attn.qkv": "attn.qkv",
+                "attn.rel_pos_t": "attn.rel_pos_t",
+                "attn.rel_pos_h": "attn.rel_pos_h",
+                "attn.rel_pos_w": "attn.rel_pos_w",
+                "attn.pool_q.pool": "attn.pool_q",
+                "attn.pool_k.pool": "attn.pool_k",
+                "attn.pool_v.pool": "attn.pool_v",
+                "attn.pool_q.norm_act.0": "attn.pool_q.norm",
+                "attn.pool_k.norm_act.0": "attn.pool_k.norm",
+                "attn.pool_v.norm_act.0": "attn.pool_v.norm",
+                "attn.project.0": "attn.proj",
+                "project": "proj",
+                "norm2": "norm2",
+                "mlp.0": "mlp.fc1",
+                "mlp.3": "mlp.fc2",
+            }.items()
+        },
+        "norm": "norm",
+        "head.1": "head",
+    },
+    bare_rows=True,
+)
+
+TIMM_MVIT_V2 = Layout(
+    "timm MViT v2",
+    marks=("patch_embed.proj.", "stages.0.blocks.0.attn.qkv.", "shortcut_proj_attn."),
+    names={
+        "patch_embed.proj": "patches",
+        **{f"stages.{{s}}.blocks.{{j}}.{theirs}": f"stages.{{s}}.blocks.{{j}}.{ours}" for theirs, ours in _MVIT_BLOCK.items()},
+        "stages.{s}.blocks.{j}.shortcut_proj_attn": "stages.{s}.blocks.{j}.proj",
+        "norm": "norm",
+        "head.fc": "head",
+    },
+)
+
+TIMM_MVIT_V2_LARGE = Layout(
+    "timm MViT v2 large",  # widens in the feed-forward
+    marks=(*TIMM_MVIT_V2.marks[:2], "shortcut_proj_mlp."),
+    names={theirs.replace("shortcut_proj_attn", "shortcut_proj_mlp"): ours for theirs, ours in TIMM_MVIT_V2.names.items()},
+)
+
+LAYOUTS = (
+    OFFICIAL_PVT,
+    TRANSFORMERS_PVT,
+    OFFICIAL_PVT_V2,
+    TIMM_PVT_V2,
+    SLOWFAST_MVIT_PICTURES,
+    SLOWFAST_MVIT,
+    TORCHVISION_MVIT,
+    TIMM_MVIT_V2,
+    TIMM_MVIT_V2_LARGE,
+)
