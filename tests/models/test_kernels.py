@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from pyramidvit.models.kernels import GeluLinear, Linear, has_onednn
+from pyramidvit.models.kernels import GeluLinear, Linear, conv_gelu, has_onednn
 
 
 def plain(layer, x):
@@ -32,6 +32,17 @@ def test_equals_plain_torch_in_both_directions(layer, shape):
         results.append([out.detach(), leaf.grad, layer.weight.grad, layer.bias.grad])
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_convolution_with_gelu():
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(12, 12, 3, padding=1, groups=12)
+    x = torch.randn(2, 12, 9, 7)
+    want = F.gelu(conv(x))
+    torch.testing.assert_close(conv_gelu(x, conv), want)
+    with torch.no_grad():
+        for memory in (x, x.to(memory_format=torch.channels_last), x[:0]):
+            torch.testing.assert_close(conv_gelu(memory, conv), want[: len(memory)], rtol=1e-5, atol=1e-6)
 
 
 def test_strided_inputs_and_gradients(layer):

@@ -42,6 +42,21 @@ def linear(x: Float[Tensor, "B *N I"], weight: Float[Tensor, "O I"], bias: Float
     return _product(x, weight, bias)
 
 
+def linear_gelu(x: Float[Tensor, "B *N I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None) -> Float[Tensor, "B *N O"]:
+    """The exact GELU of a linear layer, where possible in one pass; for inference, since it keeps nothing for a gradient."""
+    if not has_onednn(x) or torch.is_grad_enabled():
+        return F.gelu(F.linear(x, weight, bias))
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], "none")
+
+
+def conv_gelu(x: Float[Tensor, "B C H W"], conv: nn.Conv2d) -> Float[Tensor, "B C2 H2 W2"]:
+    """The exact GELU of a convolution with zero padding, in inference in one pass where possible."""
+    if torch.is_grad_enabled() or not has_onednn(x):
+        return F.gelu(nn.Conv2d.forward(conv, x))
+    shape = list(conv.padding), list(conv.stride), list(conv.dilation), conv.groups
+    return torch.ops.mkldnn._convolution_pointwise(x, conv.weight, conv.bias, *shape, "gelu", [], "none")
+
+
 def has_onednn(x: Tensor) -> bool:
     """Whether oneDNN's own operators may take ``x``: eager float32 on the CPU, and nobody counts, traces or transforms operators."""
     return (

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pyramidvit.models.kernels import GeluLinear, Linear, linear
-
+from pyramidvit.models.kernels import GeluLinear, Linear, conv_gelu, linear, linear_gelu
 
 FEW_TOKENS = 2 * 56 * 56
 """Up to here the rearrangement of `BlockConv` stays in the cache."""
@@ -153,14 +152,18 @@ def to_tokens(x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B H W C"]:
 
 
 class TokenConv(nn.Conv2d):
-    """A convolution on channels-last tokens; its weight lies in memory as the kernel reads it."""
+    """A convolution on channels-last tokens, with ``gelu`` followed by one; its weight lies in memory as the kernel reads it."""
 
-    def __init__(self, in_chans: int, width: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> None:
+    def __init__(
+        self, in_chans: int, width: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1, gelu: bool = False
+    ) -> None:
         super().__init__(in_chans, width, kernel, stride, padding, groups=groups)
+        self.gelu = gelu
         self.weight = nn.Parameter(self.weight.detach().to(memory_format=torch.channels_last))
 
     def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C2"]:
-        return to_tokens(super().forward(to_map(input)))
+        x = to_map(input)
+        return to_tokens(conv_gelu(x, self) if self.gelu else super().forward(x))
 
 
 class DropPath(nn.Module):
@@ -206,7 +209,9 @@ class FeedForward(nn.Module):
         self.fc2 = GeluLinear(hidden, out or width)
 
     def forward(self, x: Float[Tensor, "B *N C"]) -> Float[Tensor, "B *N C2"]:
-        return self.fc2(self.fc1(x))
+        if torch.is_grad_enabled():
+            return self.fc2(self.fc1(x))
+        return linear(linear_gelu(x, self.fc1.weight, self.fc1.bias), self.fc2.weight, self.fc2.bias)
 
 
 class BlockConv(TokenConv):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyramidvit.models.kernels import GeluLinear, Linear
+from pyramidvit.models.kernels import Linear
 from pyramidvit.models.layers import (
     Backbone,
     BlockConv,
@@ -103,8 +103,8 @@ class MixFeedForward(nn.Module):
         super().__init__()
         self.linear = linear
         self.fc1 = Linear(width, hidden)
-        self.dwconv = TokenConv(hidden, hidden, 3, padding=1, groups=hidden)
-        self.fc2 = GeluLinear(hidden, width)
+        self.dwconv = TokenConv(hidden, hidden, 3, padding=1, groups=hidden, gelu=True)
+        self.fc2 = Linear(hidden, width)
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         x = self.fc1(x)  # (B, H, W, E)
