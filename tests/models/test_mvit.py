@@ -6,9 +6,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyramidvit import create_model
 from pyramidvit.models import Classifier
+from pyramidvit.models.cost import measure_cost
 from pyramidvit.models.mvit import CLIPS, CLIPS_V2, PICTURES, PICTURES_V2, VARIANTS, MViT, MViTConfig
 from pyramidvit.models.pooling import PooledAttention, depthwise, pooled_grid
 from pyramidvit.weights import load
@@ -53,6 +55,31 @@ def test_parameter_counts_to_the_last_digit(name):
     with torch.device("meta"):
         model = create_model(name, num_classes=400 if len(VARIANTS[name].size) == 3 else 1000)
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
+
+
+GIGA_MACS = {  # at the size that each is made for
+    "mvit_base_16x4": 70.60,
+    "mvit_base_32x3": 169.96,
+    "mvit_base_64x3": 455.06,
+    "mvit_base24_32x3": 235.8,
+    "mvit_base16": 7.81,
+    "mvit_base24": 10.94,
+    "mvit_base24_wide_320": 32.72,
+    "mvitv2_tiny": 4.677,
+    "mvitv2_small": 6.960,
+    "mvitv2_base": 10.10,
+    "mvitv2_large": 43.71,
+    "mvitv2_small_16x4": 64.22,
+    "mvitv2_base_32x3": 224.5,
+    "mvitv2_large_40x3": 2823,
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if VARIANTS[n].depths[2] > 16 else ()) for n in GIGA_MACS])
+def test_multiply_adds_at_the_published_size(name):
+    """MViT small is missing: how it pools keys was never published, and 29.9 against the paper's 32.9 says that it isn't as here."""
+    classes = 400 if len(VARIANTS[name].size) == 3 else 1000
+    assert measure_cost(name, lambda: create_model(name, num_classes=classes)).macs / 1e9 == pytest.approx(GIGA_MACS[name], rel=1e-3)
 
 
 def test_impossible_architectures():
@@ -274,6 +301,8 @@ def test_relative_attention_is_the_softmax_with_a_bias(class_token):
     want = torch.einsum("bhnm,bmhd->bnhd", scores.softmax(-1), v)
     want[:, skip:] += q[:, skip:]
     torch.testing.assert_close(attention._relative(q, k, v, grid), want, rtol=1e-4, atol=1e-5)
+    with sdpa_kernel(SDPBackend.MATH):  # without the fused kernel the bias is added
+        torch.testing.assert_close(attention._relative(q, k, v, grid), want, rtol=1e-4, atol=1e-5)
 
 
 def table(rel_pos, queries, keys):

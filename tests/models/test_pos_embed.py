@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pyramidvit.models.pos_embed import key_rows, relative_logits, relative_table, resize_table
+from pyramidvit.models.pos_embed import key_rows, relative_bias, relative_logits, relative_table, resize_table
 
 
 @pytest.mark.parametrize("grid", [(5,), (4, 6), (3, 4, 6)])
@@ -57,12 +57,12 @@ def test_a_relative_table_of_another_length_is_interpolated():
 
 @pytest.mark.parametrize(("queries", "keys"), [((4, 6), (2, 3)), ((2, 5, 7), (2, 3, 4)), ((1, 1, 1), (1, 1, 1))])
 def test_decomposed_products_add_up_to_the_whole_bias(queries, keys):
-    """Queries' products with rows, times keys' rows, is the bias of every pair written out."""
+    """The bias of every pair written out is the sum over axes, and queries' products with all rows, times keys' rows."""
     torch.manual_seed(0)
     B, h, d = 2, 3, 8
     q = torch.randn(B, *queries, h, d)
     tables = [torch.randn(2 * max(side) - 1, d) for side in zip(queries, keys, strict=True)]
-    got = relative_logits(q, tables, keys).flatten(1, -3) @ key_rows(keys, like=q).T  # (B, N, h, M) after the product over E
+    logits = relative_logits(q, tables, keys)
     want = torch.zeros(B, *queries, h, *keys)
     for axis, table in enumerate(tables):
         pairs = relative_table(table, queries[axis], keys[axis])  # (Q, K, d)
@@ -70,4 +70,6 @@ def test_decomposed_products_add_up_to_the_whole_bias(queries, keys):
         rows = pairs.view(*place[:axis], -1, *place[axis + 1 :], 1, keys[axis], d)
         products = (q.unsqueeze(-2) * rows).sum(-1)  # (B, *queries, h, K)
         want += products.view(*products.shape[:-1], *[side if i == axis else 1 for i, side in enumerate(keys)])
-    torch.testing.assert_close(got.view_as(want), want)
+    want = want.flatten(1, len(queries)).flatten(3)  # (B, N, h, M)
+    torch.testing.assert_close(relative_bias(logits).transpose(1, 2), want)
+    torch.testing.assert_close(torch.cat(logits, -1).flatten(1, -3) @ key_rows(keys, like=q).T, want)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from pyramidvit import UserError, create_model
 from pyramidvit.models import Classifier
+from pyramidvit.models.cost import measure_cost
+from pyramidvit.models.layers import FeedForward
 from pyramidvit.models.pvt import PVT, VARIANTS, PVTConfig
 from pyramidvit.weights import load
 from pyramidvit.weights.layouts import OFFICIAL_PVT, TRANSFORMERS_PVT
@@ -20,6 +22,11 @@ SHALLOW = PVTConfig(depths=(1, 1, 1, 1))
 def test_parameter_counts_to_the_last_digit(name):
     with torch.device("meta"):
         assert sum(p.numel() for p in create_model(name).parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(("name", "giga"), [("pvt_tiny", 1.933), ("pvt_small", 3.816), ("pvt_medium", 6.659), ("pvt_large", 9.814)])
+def test_multiply_adds_at_the_published_size(name, giga):
+    assert measure_cost(name, lambda: create_model(name)).macs / 1e9 == pytest.approx(giga, rel=1e-3)
 
 
 def test_widths_that_heads_do_not_divide():
@@ -116,3 +123,14 @@ def test_the_class_token_has_no_weight_decay_and_positions_have():
     """As published: parameters with one axis are left out of weight decay."""
     net = PVT(SHALLOW, classify=True)
     assert [net.get_parameter(f"stages.3.{name}").ndim for name in ("class_token", "class_position", "positions")] == [1, 2, 3]
+
+
+def test_feed_forward_is_the_same_with_and_without_gradients():
+    """Inference computes the GELU along with the layer before it."""
+    torch.manual_seed(0)
+    mlp = FeedForward(16, 64, 24)
+    x = 3 * torch.randn(2, 5, 7, 16)
+    want = F.linear(F.gelu(F.linear(x, mlp.fc1.weight, mlp.fc1.bias)), mlp.fc2.weight, mlp.fc2.bias)
+    torch.testing.assert_close(mlp(x), want)
+    with torch.inference_mode():
+        torch.testing.assert_close(mlp(x), want)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyramidvit.models.kernels import Linear, has_onednn, linear
-from pyramidvit.models.pos_embed import key_rows, relative_logits
+from pyramidvit.models.pos_embed import key_rows, relative_bias, relative_logits
 
 
 @dataclass(frozen=True)
@@ -76,25 +76,40 @@ class PooledAttention(nn.Module):
         """Attention with relative positions, and the queries added to its result; the class token is left out of both.
 
         The fused kernel takes no bias that needs a gradient, and a bias has the size of queries times keys. So positions go in as further
-        channels: a query has its products with the positions of all rows of keys, a key has a 1 for each row that it is in.
+        channels: a query has its products with the positions of all rows of keys, a key has a 1 for each row that it is in. Without the
+        fused kernel the scores are there in full anyway, and the bias is added to them.
         """
         q_grid, k_grid = pooled_grid(grid, self.shape.q_stride), pooled_grid(grid, self.shape.kv_stride)
-        d, scale = q.shape[-1], q.shape[-1] ** -0.5
         class_token, tokens = apart(q, q_grid)
-        skip = class_token.shape[1]
-        tables = [self.get_parameter(f"rel_pos_{axis}") / scale for axis in self.axes]  # the queries are not scaled here: as published
-        logits = relative_logits(tokens, tables, k_grid).flatten(1, -3)  # (B, M - skip, h, E)
-        rows = F.pad(key_rows(k_grid, like=q), (0, 0, skip, 0))[:, None].expand(*k.shape[:3], -1)  # (B, K, h, E)
-        wide_q = torch.cat([q, F.pad(logits, (0, 0, 0, 0, skip, 0))], -1)  # (B, M, h, d + E)
-        wide_k, wide_v = torch.cat([k, rows], -1), F.pad(v, (0, rows.shape[-1]))  # 2 × (B, K, h, d + E)
-        y = _attend(wide_q, wide_k, wide_v, scale)[..., :d]
+        d, skip = q.shape[-1], class_token.shape[1]
+        tables = [self.get_parameter(f"rel_pos_{axis}") for axis in self.axes]
+        if _is_fused():
+            tables = [table * d**0.5 for table in tables]  # undoes the scale, which is for keys only
+            logits = torch.cat(relative_logits(tokens, tables, k_grid), -1).flatten(1, -3)  # (B, M - skip, h, E)
+            rows = F.pad(key_rows(k_grid, like=q), (0, 0, skip, 0))[:, None].expand(*k.shape[:3], -1)  # (B, K, h, E)
+            wide_q = torch.cat([q, F.pad(logits, (0, 0, 0, 0, skip, 0))], -1)  # (B, M, h, d + E)
+            wide_k, wide_v = torch.cat([k, rows], -1), F.pad(v, (0, rows.shape[-1]))  # 2 × (B, K, h, d + E)
+            y = _attend(wide_q, wide_k, wide_v, scale=d**-0.5)[..., :d]
+        else:
+            bias = relative_bias(relative_logits(tokens, tables, k_grid))
+            y = _attend(q, k, v, F.pad(bias, (skip, 0, skip, 0)))
         return torch.cat([y[:, :skip], y[:, skip:] + q[:, skip:]], 1) if skip else y + q
 
 
 def _attend(
-    q: Float[Tensor, "B M h c"], k: Float[Tensor, "B K h c"], v: Float[Tensor, "B K h c"], scale: float | None = None
+    q: Float[Tensor, "B M h c"],
+    k: Float[Tensor, "B K h c"],
+    v: Float[Tensor, "B K h c"],
+    bias: Float[Tensor, "B h M K"] | None = None,
+    scale: float | None = None,
 ) -> Float[Tensor, "B M h c"]:
-    return F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scale).transpose(1, 2)
+    y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias, scale=scale)
+    return y.transpose(1, 2)
+
+
+def _is_fused() -> bool:
+    """Whether scaled_dot_product_attention may take its fused kernel; exported graphs have none."""
+    return torch.backends.cuda.flash_sdp_enabled() and not torch.compiler.is_exporting()  # the flag counts on the CPU, too
 
 
 def pooled_grid(grid: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Tables of positions, fitted to any grid. Shapes: C channels or head dim; a grid is (H, W) or (T, H, W)."""
 
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -27,21 +28,27 @@ def relative_table(table: Float[Tensor, "L d"], queries: int, keys: int) -> Floa
     return table[(query * query_step - key * key_step + (keys - 1) * key_step).long()]
 
 
-def relative_logits(q: Float[Tensor, "B *Q h d"], tables: Sequence[Float[Tensor, "_ d"]], keys: Sequence[int]) -> Float[Tensor, "B *Q h E"]:
-    """Decomposed relative positions: products of every query with the positions of all key rows of the first axis, then of the next.
-
-    ``keys`` is the grid of the keys, and E the sum of its sides.
-    """
+def relative_logits(
+    q: Float[Tensor, "B *Q h d"], tables: Sequence[Float[Tensor, "_ d"]], keys: Sequence[int]
+) -> list[Float[Tensor, "B *Q h _"]]:
+    """Decomposed relative positions: for each axis the products of every query with the positions of that axis's rows of keys."""
     axes = "thw"[-len(keys) :]
-    products = [
+    return [
         torch.einsum(f"b{axes}nd,{axis}kd->b{axes}nk", q, relative_table(table, q.shape[1 + i], keys[i]))
         for i, (axis, table) in enumerate(zip(axes, tables, strict=True))
     ]
-    return torch.cat(products, -1)
+
+
+def relative_bias(logits: Sequence[Float[Tensor, "B *Q h _"]]) -> Float[Tensor, "B h N M"]:
+    """What the products of all axes add to the scores of every query with every key."""
+    axes = len(logits)
+    spread = [x.view(*x.shape[:-1], *[1] * i, -1, *[1] * (axes - 1 - i)) for i, x in enumerate(logits)]  # (B, *Q, h, 1, _, 1)
+    bias = reduce(torch.add, spread)  # (B, *Q, h, *K)
+    return bias.flatten(-axes).flatten(1, axes).transpose(1, 2)
 
 
 def key_rows(keys: Sequence[int], like: Tensor) -> Float[Tensor, "M E"]:
-    """For all keys of a grid in order, a 1 for each row that they are in, so that a product with `relative_logits` adds up a key's own."""
+    """For all keys of a grid in order, a 1 for each row that they are in: products with queries' logits, end to end, add up to the bias."""
     rows = []
     for i, side in enumerate(keys):
         one_of = torch.eye(side, dtype=like.dtype, device=like.device)
