@@ -169,6 +169,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(pictures, tmp_path):
         (["train", "--resume", "nowhere"], "no run folder nowhere"),
         (["info", "pvt_v2_b9"], "did you mean pvt_v2_b5"),
         (["info", "pvt_v2_b0", "--size", "big"], "height x width"),
+        (["info", "mvit_base_16x4", "--size", "16"], "greater than or equal to 32"),
         (["models", "zzz*"], "No network matches"),
         (["predict", "nowhere", "x.jpg"], "Expected a run folder"),
         (["evaluate", "nowhere"], "Expected a run folder"),
@@ -183,6 +184,11 @@ def test_mistakes_get_one_clear_message(arguments, message, capsys, tmp_path, mo
     assert "Traceback" not in err
     assert out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_clip_networks_do_not_learn_from_pictures(pictures, tmp_path, capsys):
+    assert run("train", pictures, "--runs", tmp_path, "--model", "mvit_small_16x4", *QUICK) == 2
+    assert "takes clips" in capsys.readouterr().err
 
 
 def test_a_run_is_never_overwritten(trained, pictures, capsys):

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from pyramidvit.errors import UserError
     from pyramidvit.models import create_model, list_models

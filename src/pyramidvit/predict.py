@@ -158,5 +158,5 @@ def _hidden(path: Path, root: Path) -> bool:
 
 def _no_weights(path: Path, file: Path) -> str:
     if path.is_dir():
-        return f"{path} holds no weights yet: its training has not finished an evaluation. Continue it with `pyramidvit train --resume {path}`."
+        return f"{path} holds no weights yet: its training has not finished an epoch. Go on with `pyramidvit train --resume {path}`."
     return f"There is no file {file}. Expected a run folder or a .safetensors file that `pyramidvit train` wrote."

@@ -64,13 +64,16 @@ class ClassifyTask:
 
     def model(self) -> Classifier:
         settings = self.config.model
-        return create_model(
+        model = create_model(
             settings.name,
             num_classes=len(self.classes),
             in_chans=self.config.data.in_chans,
             drop_path_rate=settings.drop_path_rate,
             weights=settings.weights,
         )
+        if len(model.backbone.input_shape) != 3:
+            raise UserError(f"{settings.name} takes clips, and the data are pictures: choose a picture network (`pyramidvit models`).")
+        return model
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
         return mix_batch(batch, self.config.augment, generator)
