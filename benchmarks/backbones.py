@@ -108,7 +108,7 @@ def compare(name: str, batch: int, size: int, what: str, turns: int, peak: float
     x = torch.randn(batch, 3, size, size)
     prepare = inference if what == "forward" else training_step
     theirs, ours = (statistics.median(s) for s in take_turns([prepare(build(side, name), x) for side in ("timm", "ours")], turns))
-    macs = measure_cost(name, lambda: create_model(name), (3, size, size)).macs * batch * (1 if what == "forward" else 3)
+    macs = measure_cost(name, lambda: create_model(name), (size, size)).macs * batch * (1 if what == "forward" else 3)
     share = 2 * macs / ours / peak
     return {
         "model": name,

@@ -9,8 +9,8 @@ GIGA_MACS = {"pvt_v2_b0": 0.566, "pvt_v2_b1": 2.108, "pvt_v2_b2": 4.027, "pvt_v2
 GIGA_MACS["pvt_v2_b5"] = 11.717
 
 
-def cost(name, *shape):
-    return measure_cost(name, lambda: create_model(name), shape or None)
+def cost(name, *size):
+    return measure_cost(name, lambda: create_model(name), size or None)
 
 
 @pytest.mark.parametrize("name", GIGA_MACS)
@@ -19,7 +19,7 @@ def test_multiply_adds_at_the_published_size(name):
 
 
 def test_parts_add_up_and_have_shapes():
-    whole = cost("pvt_v2_b2", 3, 512, 640)
+    whole = cost("pvt_v2_b2", 512, 640)
     assert sum(part.macs for part in whole.parts) == whole.macs
     assert sum(part.params for part in whole.parts) == whole.params == 25_362_856
     assert [part.output[1:3] for part in whole.parts[:4]] == [(128, 160), (64, 80), (32, 40), (16, 20)]
@@ -27,10 +27,10 @@ def test_parts_add_up_and_have_shapes():
 
 def test_attention_is_counted():
     """More than four times the work at four times the pixels where keys grow too, and less where they don't."""
-    dense, linear = (cost(name, 3, 448, 448).macs / cost(name, 3, 224, 224).macs for name in ("pvt_v2_b2", "pvt_v2_b2_li"))
+    dense, linear = (cost(name, 448, 448).macs / cost(name, 224, 224).macs for name in ("pvt_v2_b2", "pvt_v2_b2_li"))
     assert dense > 4.2
     assert linear < 4
 
 
 def test_activation_memory_grows_with_the_picture():
-    assert cost("pvt_v2_b0", 3, 448, 448).activation_bytes > 3.5 * cost("pvt_v2_b0", 3, 224, 224).activation_bytes > 0
+    assert cost("pvt_v2_b0", 448, 448).activation_bytes > 3.5 * cost("pvt_v2_b0", 224, 224).activation_bytes > 0

@@ -38,11 +38,12 @@ class Cost:
         return asdict(self)
 
 
-def measure_cost(name: str, build: Callable[[], Classifier], input_shape: tuple[int, ...] | None = None) -> Cost:
-    """Build a network without memory and count it on one input, (C, H, W) or (C, T, H, W); its declared one if not given."""
+def measure_cost(name: str, build: Callable[[], Classifier], size: tuple[int, int] | None = None) -> Cost:
+    """Build a network without memory and count it on one picture or clip, of its declared size or of another height and width."""
     with torch.device("meta"):
         model = build()
-        input_shape = input_shape or model.backbone.input_shape
+        declared = model.backbone.input_shape
+        input_shape = declared if size is None else (*declared[:-2], *size)
         x = torch.empty(1, *input_shape)
     shapes: dict[str, tuple[int, ...]] = {}
     parts = _parts(model)

@@ -75,7 +75,7 @@ def info(
     def build() -> networks.Classifier:
         return networks.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
-    cost = measure_cost(name, build, (in_chans, *AugmentConfig.model_validate({"size": size}).size) if size else None)
+    cost = measure_cost(name, build, AugmentConfig.model_validate({"size": size}).size if size else None)
     if json:
         print_json(cost.to_json())
     else:
