@@ -1,6 +1,7 @@
 """Files are whole or absent."""
 
 import errno
+import json
 import os
 import pickle
 import resource
@@ -99,8 +100,9 @@ def test_files_that_are_no_safetensors_are_refused_without_running_code(tmp_path
         with pytest.raises(UserError, match="safetensors"):
             read_tensors(tmp_path / "plain.pth")
     torch.save({"x": Hostile()}, tmp_path / "zip.pth")
-    with pytest.raises(UserError, match="convert"):
+    with pytest.raises(UserError, match=r"weights_only=True\)\n.*save_file") as caught:
         read_tensors(tmp_path / "zip.pth")
+    assert "pyramidvit convert" not in str(caught.value)
     for content in (b"", b"12345678", b"\xff" * 100, b"\x10\x00\x00\x00\x00\x00\x00\x00[1,2,3,4,5,6,7]"):
         (tmp_path / "odd").write_bytes(content)
         with pytest.raises(UserError, match="damaged or no safetensors"):
@@ -150,6 +152,34 @@ def test_a_real_size_limit_gives_a_message_and_keeps_the_old_file(tmp_path: Path
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
+
+
+def test_the_way_to_a_safetensors_file_that_the_message_gives_works(tmp_path: Path) -> None:
+    torch.save({"x": torch.ones(2)}, tmp_path / "it's old.pth")
+    with pytest.raises(UserError) as caught:
+        read_tensors(tmp_path / "it's old.pth")
+    exec("\n".join(line.strip() for line in str(caught.value).splitlines()[1:]), {})
+    assert torch.equal(read_tensors(tmp_path / "it's old.safetensors")[0]["x"], torch.ones(2))
+
+
+def test_a_file_system_that_became_read_only_is_the_error_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing the unfinished file fails then, too, which must not take the place of the reason."""
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(UserError, match="Read-only file system"):
+        write_text(tmp_path / "a.txt", "x")
+
+
+def test_names_that_are_no_utf8_are_written_and_json_reads_them_back(tmp_path: Path) -> None:
+    content = {"paths": [os.fsdecode(b"b\xff.png"), "\\" + os.fsdecode(b"\xfe"), "grüße 🐈"]}
+    write_text(tmp_path / "a.json", json.dumps(content, ensure_ascii=False))
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == content
+    write_tensors(tmp_path / "t", {"x": torch.ones(1)}, {"meta": json.dumps(content, ensure_ascii=False)})
+    assert json.loads(read_tensors(tmp_path / "t")[1]["meta"]) == content
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

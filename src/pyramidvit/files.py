@@ -4,6 +4,7 @@ Every write goes to a temporary file in the same folder (a rename is atomic only
 and compared, and only then takes the place of the old file.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,8 +33,13 @@ class DamagedFile(UserError):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text durably. UserError when the folder can't be written or the disk is full."""
-    write_bytes(path, text.encode())
+    """Write UTF-8 text durably, see `valid_text`. UserError when the folder can't be written or the disk is full."""
+    write_bytes(path, valid_text(text).encode())
+
+
+def valid_text(text: str) -> str:
+    r"""The text as UTF-8 can hold it: a byte of a file name that is no UTF-8 becomes ``\udcff``, which JSON reads back as it was."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -44,11 +50,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file durably; the same content gives the same bytes. Tensors may be strided, shared or on any device.
 
-    A SHA-256 over names, shapes, types, metadata and values goes into the metadata as ``sha256``. UserError as for `write_bytes`.
+    A SHA-256 over names, shapes, types, metadata and values goes into the metadata as ``sha256``; the metadata goes through `valid_text`.
+    UserError as for `write_bytes`.
     """
     if CHECKSUM in metadata:
         raise ValueError(f"The metadata key {CHECKSUM!r} is reserved.")
-    data = memoryview(safetensors.torch.save(_plain(tensors), metadata={**metadata, CHECKSUM: ""}))
+    strings = {key: valid_text(value) for key, value in metadata.items()}
+    data = memoryview(safetensors.torch.save(_plain(tensors), metadata=strings | {CHECKSUM: ""}))
     header, body = _split(data)
     header["__metadata__"][CHECKSUM] = _checksum(header, body)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
@@ -68,7 +76,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):  # our header's length may begin like a pickle
                 raise UserError(
                     f"{path} is a pickled PyTorch file, which could run code when opened; expected a .safetensors file. "
-                    "Turn it into one with `pyramidvit convert`."
+                    "If it holds nothing but tensors, make one from it in Python:\n"
+                    "  import torch, safetensors.torch\n"
+                    f"  state = torch.load({str(path)!r}, weights_only=True)\n"
+                    f"  safetensors.torch.save_file(state, {str(path.with_suffix('.safetensors'))!r})"
                 )
             data = start + file.read()
     except OSError as error:
@@ -86,10 +97,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def remove_temps(folder: Path) -> list[Path]:
-    """Remove unfinished files that a kill left in a folder; returns what was removed."""
+    """Remove unfinished files that a kill left in a folder; returns what was removed. UserError when it can't be."""
     temps = sorted(folder.glob(f"{TEMP_PREFIX}*"))
     for temp in temps:
-        temp.unlink(missing_ok=True)
+        try:
+            temp.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"Can't remove the unfinished file {temp}: {error.strerror}. Make its folder writable.") from error
     return temps
 
 
@@ -107,7 +121,8 @@ def _write(path: Path, parts: Sequence[memoryview]) -> None:
     except OSError as error:
         raise UserError(f"Can't write {path}: {error.strerror or error}. {_remedy(path)}") from error
     finally:
-        temp.unlink(missing_ok=True)  # gone already unless something failed
+        with contextlib.suppress(OSError):  # gone already unless something failed, and that failure is the one to report
+            temp.unlink()
 
 
 def _compare(temp: Path, parts: Sequence[memoryview]) -> None:
