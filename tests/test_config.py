@@ -32,6 +32,22 @@ def test_what_is_written_can_be_read_back(tmp_path):
         ("loop: {epochs: 0}", "loop.epochs"),
         ("augment: {size: 16}", "augment.size"),
         ("augment: {size: wide}", "height x width"),
+        ("model: pvt_v2_b1", "model: expected settings below it, .*got 'pvt_v2_b1'"),
+        ("optim: [0.1]", "optim: expected settings below it"),
+        ("optimiser:", "optimiser: extra inputs"),
+        ("optim: {lr: .inf}", "optim.lr: input should be a finite number"),
+        ("optim: {lr: .nan}", "optim.lr: input should be a finite number"),
+        ("augment: {mixup: .inf}", "augment.mixup: input should be a finite number"),
+        ("optim: {betas: [0.9, 1]}", "optim.betas.1: input should be less than 1"),
+        ("data: {mean: [.nan]}", "data.mean.0: input should be a finite number"),
+        ("data: {mean: []}", "data.mean: .*at least 1 item"),
+        ("data: {std: [0]}", "data.std.0: input should be greater than 0"),
+        ("data: {value_range: [1, 1]}", "data.value_range: the first value, which becomes 0, must be below"),
+        ("data: {value_range: [0, .inf]}", "data.value_range.1: input should be a finite number"),
+        ("augment: {crop_scale: [0.5, 0.1]}", "augment.crop_scale: the first value must not be above the second"),
+        ("augment: {crop_scale: [0, 0]}", "augment.crop_scale.1: input should be greater than 0"),
+        ("augment: {crop_ratio: [2, 1]}", "augment.crop_ratio: the first value must not be above the second"),
+        ("augment: {crop_ratio: [0, 1]}", "augment.crop_ratio.0: input should be greater than 0"),
         ("- a", "must hold sections"),
         ("a: [", "Can't read settings"),
         ("!!python/object/apply:os.system ['true']", "Can't read settings"),
@@ -40,8 +56,18 @@ def test_what_is_written_can_be_read_back(tmp_path):
 def test_wrong_files_name_the_setting(tmp_path, content, message):
     file = tmp_path / "a.yaml"
     file.write_text(content)
-    with pytest.raises(UserError, match=message):
-        resolve(None, file)
+    for given in (None, RunConfig.model_validate({"optim": {"lr": 0.25}, "model": {"name": "pvt_v2_b2"}})):
+        with pytest.raises(UserError, match=message):
+            resolve(given, file)
+
+
+@pytest.mark.parametrize("content", ["", "# nothing yet\n", "optim:\n", "optim: {}\nmodel:\n"])
+def test_an_empty_file_or_section_is_no_settings(tmp_path, content):
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    assert resolve(None, file) == (RunConfig(), {})
+    config, sources = resolve(RunConfig.model_validate({"optim": {"lr": 0.25}}), file)
+    assert (config.optim.lr, sources) == (0.25, {"optim.lr": "command line"})
 
 
 @pytest.mark.parametrize(("given", "size"), [("224", (224, 224)), ("64x96", (64, 96)), (128, (128, 128)), ([64, 96], (64, 96))])

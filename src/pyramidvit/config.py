@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal, cast
 
 import yaml
 from cyclopts import Parameter
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from pyramidvit.errors import UserError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 def parse_size(value: Any) -> Any:
@@ -39,10 +41,37 @@ Size = Annotated[
 ]
 
 
-class Section(BaseModel):
-    """A group of settings; unknown keys are errors."""
+def in_order(pair: tuple[float, float]) -> tuple[float, float]:
+    """The pair, if the first value is not above the second."""
+    if pair[0] > pair[1]:
+        raise PydanticCustomError("order", "the first value must not be above the second")
+    return pair
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+def rising(pair: tuple[float, float]) -> tuple[float, float]:
+    """The pair, if the first value is below the second."""
+    if pair[0] >= pair[1]:
+        raise PydanticCustomError("rising", "the first value, which becomes 0, must be below the second, which becomes 1")
+    return pair
+
+
+PerChannel = Parameter(consume_multiple=1)
+"""One flag takes as many values as follow it, at least one."""
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys, infinite numbers and NaN are errors, nothing at all is no settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_settings(cls, value: Any) -> Any:
+        if value is None:  # 'optim:' with nothing below it
+            return {}
+        if not isinstance(value, Mapping | cls):
+            raise PydanticCustomError("section", "expected settings below it, one 'name: value' per line")
+        return cast(Any, value)
 
 
 @Parameter(name="*", group="Data")
@@ -51,11 +80,11 @@ class DataConfig(Section):
     """Share of each class held out for validation when the data has no val split of its own."""
     in_chans: Count = 3
     """Channels of the network's input: 1 converts to grey, 3 to RGB, any other number keeps the bands of the file."""
-    value_range: tuple[float, float] | None = None
+    value_range: Annotated[tuple[float, float], AfterValidator(rising)] | None = None
     """Values of 16-bit, integer and float pictures that map to 0 and 1; the full range of the file's type if not given."""
-    mean: tuple[float, ...] | None = None
+    mean: Annotated[tuple[float, ...] | None, Field(min_length=1), PerChannel] = None
     """Mean per channel, on values from 0 to 1; ImageNet's if not given."""
-    std: tuple[float, ...] | None = None
+    std: Annotated[tuple[Positive, ...] | None, Field(min_length=1), PerChannel] = None
     """Standard deviation per channel, on values from 0 to 1; ImageNet's if not given."""
     orientation: bool = True
     """Turn pictures upright by their EXIF orientation tag."""
@@ -91,16 +120,16 @@ class AugmentConfig(Section):
     """Share of the resized picture that the centre crop keeps in evaluation."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """How pictures are resized."""
-    crop_scale: tuple[Share, Share] = (0.08, 1.0)
-    """Area of random crops in training, as shares of the picture."""
-    crop_ratio: tuple[float, float] = (0.75, 4 / 3)
-    """Width by height of random crops in training."""
+    crop_scale: Annotated[tuple[Share, Annotated[float, Field(gt=0, le=1)]], AfterValidator(in_order)] = (0.08, 1.0)
+    """Smallest and largest area of random crops in training, as shares of the picture."""
+    crop_ratio: Annotated[tuple[Positive, Positive], AfterValidator(in_order)] = (0.75, 4 / 3)
+    """Least and greatest width by height of random crops in training, relative to the input's: 1 has the shape of `size`."""
     hflip: Share = 0.5
     """Probability of a left-right flip."""
     vflip: Share = 0.0
     """Probability of an up-down flip."""
     rand_ops: Annotated[int, Field(ge=0)] = 2
-    """RandAugment operations per picture; 0 switches it off."""
+    """RandAugment operations per picture, each carried out with probability one half, as published; 0 switches it off."""
     rand_magnitude: Annotated[int, Field(ge=0, le=10)] = 9
     """Strength of RandAugment, 0 to 10."""
     rand_magnitude_std: Annotated[float, Field(ge=0)] = 0.5
@@ -123,15 +152,15 @@ class AugmentConfig(Section):
 
 @Parameter(name="*", group="Optimiser")
 class OptimConfig(Section):
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    lr: Positive = 1e-3
     """Learning rate at the reference batch; it is scaled in proportion to the batch and the result is printed."""
     reference_batch: Count = 128
     """Batch that `lr` is stated for."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     """Weight decay of AdamW; biases, norms and other 1-D parameters have none."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     """Momentum terms of AdamW."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Positive = 1e-8
     """Epsilon of AdamW."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 5
     """Epochs over which the learning rate grows linearly."""
@@ -141,7 +170,7 @@ class OptimConfig(Section):
     """Learning rate at the end of the cosine, not scaled; at most the scaled learning rate is used."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate from each block to the one before it; 1 trains all blocks alike."""
-    clip_grad: Annotated[float, Field(gt=0)] | None = None
+    clip_grad: Positive | None = None
     """Largest norm of the gradient; not limited if not given."""
     class_weights: Literal["none", "auto"] = "none"
     """auto weights each class by n / (K * n_k), the inverse of its share in the training split."""
@@ -200,15 +229,15 @@ Sources = dict[str, str]
 
 def resolve(given: RunConfig | None = None, file: Path | None = None) -> tuple[RunConfig, Sources]:
     """Merge defaults, a YAML file and what was given explicitly, in rising order of precedence."""
-    layers: list[tuple[str, dict[str, Any]]] = []
+    layers: list[tuple[str, RunConfig]] = []
     if file is not None:
-        layers.append((file.name, read_yaml(file)))
+        layers.append((file.name, validate(read_yaml(file), str(file))))
     if given is not None:
-        layers.append(("command line", given.model_dump(exclude_unset=True)))
+        layers.append(("command line", given))
     merged: dict[str, Any] = {}
     sources: Sources = {}
     for source, settings in layers:
-        for section, values in settings.items():
+        for section, values in settings.model_dump(exclude_unset=True).items():
             if isinstance(values, dict):
                 group = cast(dict[str, Any], values)
                 merged.setdefault(section, {}).update(group)
@@ -229,11 +258,13 @@ def validate(settings: Mapping[str, Any], where: str) -> RunConfig:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML file, read without executing anything."""
+    """A mapping from a YAML file, read without executing anything; empty if there is nothing in the file."""
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"Can't read settings from {path}: {error}") from None
+    if content is None:
+        return {}
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold sections such as 'optim:' with settings below them, got {type(content).__name__}.")
     return content  # pyright: ignore[reportUnknownVariableType]
