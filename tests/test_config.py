@@ -5,6 +5,7 @@ import yaml
 
 from pyramidvit.config import AugmentConfig, LoopConfig, RunConfig, read_sources, resolve, to_yaml, validate
 from pyramidvit.errors import UserError
+from pyramidvit.types import Preprocess
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
@@ -85,3 +86,22 @@ def test_every_setting_is_explained():
 def test_settings_cannot_be_changed_by_accident():
     with pytest.raises(ValueError, match="frozen"):
         LoopConfig().epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mean": (0.5,)}, "mean has 1 values and std has 3"),
+        ({"mean": (), "std": ()}, "mean needs a finite number"),
+        ({"mean": (0.5, 0.5, float("nan"))}, "mean needs a finite number"),
+        ({"std": (0.2, 0.2, 0.0)}, "std needs a finite number above 0"),
+        ({"std": (0.2, 0.2, float("inf"))}, "std needs a finite number above 0"),
+        ({"size": (16, 64)}, "16x64 is too small"),
+        ({"crop": float("nan")}, "crop is the share"),
+        ({"value_range": (1.0, 1.0)}, "value_range needs two finite numbers"),
+        ({"value_range": (0.0, float("inf"))}, "value_range needs two finite numbers"),
+    ],
+)
+def test_impossible_preprocessing_is_the_users_to_mend(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Preprocess(**wrong)

@@ -5,10 +5,13 @@ Pixels: picture coordinates are absolute pixels of the upright original file, x 
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from pyramidvit.errors import UserError
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -31,13 +34,17 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
-            raise ValueError(f"mean has {len(self.mean)} values and std has {len(self.std)}; both need one value per channel.")
-        if not all(value > 0 for value in self.std):
-            raise ValueError(f"std must be above 0 in every channel, got {self.std}.")
+            raise UserError(f"mean has {len(self.mean)} values and std has {len(self.std)}; both need one value per channel.")
+        if not self.mean or not all(map(isfinite, self.mean)):
+            raise UserError(f"mean needs a finite number for every channel, got {self.mean}.")
+        if not all(isfinite(value) and value > 0 for value in self.std):
+            raise UserError(f"std needs a finite number above 0 for every channel, got {self.std}.")
         if min(self.size) < 32:
-            raise ValueError(f"Input size {self.size[0]}x{self.size[1]} is too small: height and width must be at least 32.")
+            raise UserError(f"Input size {self.size[0]}x{self.size[1]} is too small: height and width must be at least 32.")
         if not 0 < self.crop <= 1:
-            raise ValueError(f"crop is the share of the picture that is kept, above 0 and at most 1; got {self.crop}.")
+            raise UserError(f"crop is the share of the picture that is kept, above 0 and at most 1; got {self.crop}.")
+        if self.value_range is not None and not -inf < self.value_range[0] < self.value_range[1] < inf:
+            raise UserError(f"value_range needs two finite numbers, the first below the second; got {self.value_range}.")
 
     @property
     def in_chans(self) -> int:
