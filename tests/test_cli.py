@@ -108,15 +108,16 @@ def test_the_weights_file_alone_is_enough(trained, pictures, tmp_path):
     torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-5)
 
 
-def test_training_starts_from_weights(trained, pictures, tmp_path):
+def test_training_starts_from_weights(trained, pictures, tmp_path, capsys):
     """New classes get a new last layer; everything else comes from the file."""
     two = tmp_path / "two"
     for split in ("train", "val"):
         for name in ("disc", "star"):
             shutil.copytree(pictures / split / name, two / split / name)
     file = trained / "weights" / "best.safetensors"
-    with pytest.warns(UserWarning, match="left at their random start, since the classes differ: head.bias, head.weight"):
-        assert run("train", two, "--runs", tmp_path, "--name", "n", "--epochs", 1, "--weights", file, "--lr", "1e-12", *QUICK) == 0
+    assert run("train", two, "--runs", tmp_path, "--name", "n", "--epochs", 1, "--weights", file, "--lr", "1e-12", *QUICK) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "left at their random start, since the classes differ: head.bias, head.weight" in said
     before, after = read_tensors(file)[0], read_tensors(tmp_path / "classify" / "n" / "weights" / "best.safetensors")[0]
     assert before.keys() == after.keys()
     torch.testing.assert_close(after["backbone.stages.0.patches.weight"], before["backbone.stages.0.patches.weight"])
@@ -189,6 +190,75 @@ def test_mistakes_get_one_clear_message(arguments, message, capsys, tmp_path, mo
 def test_clip_networks_do_not_learn_from_pictures(pictures, tmp_path, capsys):
     assert run("train", pictures, "--runs", tmp_path, "--model", "mvit_small_16x4", *QUICK) == 2
     assert "takes clips" in capsys.readouterr().err
+
+
+def test_evaluate_measures_what_it_is_given(trained, pictures, tmp_path, capsys):
+    """A table beside the run's data is other data; the run's data moved elsewhere is still the run's, and keeps what was held out."""
+    moved = shutil.copytree(pictures, tmp_path / "moved")
+    table = moved / "wrong.csv"
+    names = sorted(path.relative_to(moved) for path in (moved / "val").rglob("*.png"))
+    table.write_text("".join(f"{name},{'star' if name.parent.name == 'disc' else 'disc'}\n" for name in names))
+    assert run("evaluate", trained, table, "--json", "--workers", 0) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["n"] == 8
+    assert {row["name"]: row["n"] for row in result["per_class"] if row["n"]} == {"disc": 7, "star": 1}
+
+
+def test_own_split_is_kept_wherever_the_data_is(pictures, tmp_path, capsys):
+    photos = shutil.copytree(pictures / "train", tmp_path / "photos")
+    assert run("train", photos, "--runs", tmp_path, "--name", "own", "--epochs", 1, "--val-share", "0.5", *QUICK) == 0
+    moved = photos.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert run("evaluate", tmp_path / "classify" / "own", moved, "--json", "--workers", 0) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == 8
+    assert run("train", "--resume", tmp_path / "classify" / "own") == 2
+    assert run("train", moved, "--resume", tmp_path / "classify" / "own", "--workers", 0) == 0
+
+
+def test_pictures_that_were_trained_on_are_pointed_out(trained, capsys):
+    assert run("evaluate", trained, "--split", "train", "--workers", 0) == 0
+    assert "16 of these pictures were trained on" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_predict_overwrites_nothing(trained, pictures, tmp_path):
+    """Neither a picture it reads, nor what it wrote before, nor one of its own numbered names."""
+    source = next((pictures / "val").rglob("*.png"))
+    for name in ("x/a.png", "y/a.png", "z/a-2.png"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(source, tmp_path / name)
+    before = (tmp_path / "x" / "a.png").read_bytes()
+    sources = [tmp_path / name for name in ("x/a.png", "y/a.png", "z/a-2.png")]
+    assert run("predict", trained, *sources, "--out", tmp_path / "x") == 0
+    assert (tmp_path / "x" / "a.png").read_bytes() == before
+    assert len(list((tmp_path / "x").iterdir())) == 4
+
+
+def test_what_cannot_work_leaves_no_run_behind(pictures, tmp_path, capsys):
+    for flags in (["-m", "pvt_v2_b9"], ["--weights", "no.safetensors"], ["--precision", "fp16"], ["--mean", "0.5"]):
+        assert run("train", pictures, "--runs", tmp_path / "runs", "--name", "x", *flags, *QUICK) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert run("train", "--resume", tmp_path, "--name", "x") == 2
+    assert "leave --config, --name and --runs out" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_one_of_many(trained, pictures, capsys):
+    source = next((pictures / "val").rglob("*.png"))
+    assert run("predict", trained, source, "missing.jpg", source, "--json") == 2
+    assert ["error" in json.loads(line) for line in capsys.readouterr().out.splitlines()] == [False, True, False]
+
+
+def test_the_predictor_takes_paths_and_arrays_only(trained, pictures, tmp_path):
+    predictor = pyramidvit.load(trained, device="cpu")
+    for wrong in (torch.zeros(3, 8, 8), b"ab", 3):
+        with pytest.raises(pyramidvit.UserError, match=r"path or an array"):
+            predictor([wrong])  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(pyramidvit.UserError, match=r"expected \(H, W, 3\)"):
+        predictor(read_image(next((pictures / "val").rglob("*.png")))[..., 0])
+    with pytest.raises(pyramidvit.UserError, match=r"end the name in .png"):
+        predictor(next((pictures / "val").rglob("*.png"))).save(tmp_path / "a.jpg")
+    with pytest.raises(pyramidvit.UserError, match="at least 1"):
+        pyramidvit.load(trained, batch_size=0)
 
 
 def test_a_run_is_never_overwritten(trained, pictures, capsys):

@@ -93,6 +93,12 @@ def test_files_that_do_not_fit_are_refused_with_samples_of_the_keys(source, chan
     assert ".weight" in str(error.value)
 
 
+def test_damaged_values_are_refused(source):
+    tensors = source.state_dict() | {"head.bias": torch.full((5,), float("nan"))}
+    with pytest.raises(UserError, match=r"not finite, in head.bias"):
+        load(create_model("pvt_v2_b0", num_classes=5), tensors)
+
+
 def test_another_variant_is_refused():
     with pytest.raises(UserError):
         load(create_model("pvt_v2_b0", num_classes=5), create_model("pvt_v2_b1", num_classes=5).state_dict())

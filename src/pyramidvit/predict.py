@@ -1,7 +1,7 @@
 """From a run folder or a weights file to predictions on pictures, one at a time or streamed."""
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -45,9 +45,11 @@ class Predicted:
         return self.task.draw(image, self.prediction)
 
     def save(self, path: str | Path) -> Path:
-        """Write the annotated picture as PNG."""
+        """Write the annotated picture as a PNG file. UserError for a name that ends otherwise."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() != ".png":
+            raise UserError(f"Annotated pictures are PNG files: end the name in .png, got {path.name}.")
+        make_folder(path.parent)
         write_bytes(path, encode_png(self.draw()))
         return path
 
@@ -56,6 +58,8 @@ class Predictor:
     """A trained network with everything it needs: ``predictor("photo.jpg")``, ``predictor([…])`` or ``predictor.stream(paths)``."""
 
     def __init__(self, task: ClassifyTask, model: nn.Module, device: torch.device, batch_size: int = 8) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, got {batch_size}.")
         self.task = task
         self.model = model.eval().to(device)
         self.device = device
@@ -66,11 +70,11 @@ class Predictor:
     @overload
     def __call__(self, source: Source) -> Predicted: ...
     @overload
-    def __call__(self, source: Sequence[Source]) -> list[Predicted]: ...
+    def __call__(self, source: Iterable[Source]) -> list[Predicted]: ...
 
-    def __call__(self, source: Source | Sequence[Source]) -> Predicted | list[Predicted]:
+    def __call__(self, source: Source | Iterable[Source]) -> Predicted | list[Predicted]:
         """Predict for one picture, or for several in order. ImageError for the first that can't be read."""
-        sources: Sequence[Source] = [source] if isinstance(source, str | Path | np.ndarray) else source
+        sources: Iterable[Source] = [source] if isinstance(source, str | Path | np.ndarray) else source
         results: list[Predicted] = []
         for result in self.stream(sources):
             if isinstance(result, BadSample):
@@ -88,6 +92,9 @@ class Predictor:
                 yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
 
     def _read(self, source: Source) -> tuple[np.ndarray, Sample] | BadSample:
+        if not isinstance(source, str | Path | np.ndarray):
+            got = type(source).__name__
+            raise UserError(f"A picture is a path or an array (H, W, C), got {got}; np.asarray(picture) makes an array of most things.")
         name = "array" if isinstance(source, np.ndarray) else str(source)
         try:
             image = checked_array(source, self.options.in_chans) if isinstance(source, np.ndarray) else read_image(source, self.options)
@@ -121,24 +128,32 @@ def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> P
     return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size)
 
 
-def find_pictures(sources: Iterable[str]) -> Iterator[Path]:
-    """Files from files, folders (pictures in them, at any depth, in name order) and globs. UserError for a source that gives none."""
+def find_pictures(sources: Iterable[str]) -> list[Path]:
+    """Files from files, folders (pictures in them, at any depth, in name order) and patterns.
+
+    UserError for a source that gives none. A file that does not exist is found out when it is read, like any other that can't be.
+    """
+    pictures: list[Path] = []
     for source in sources:
         path = Path(source)
-        if path.is_dir():
-            found: Iterable[Path] = (p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and not _hidden(p, path))
-        elif path.exists() or not glob.has_magic(source):
+        if path.is_dir() and source:
+            found = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and not _hidden(p, path)]
+        elif path.exists() or (source and not glob.has_magic(source)):
             found = [path]
         else:
-            found = (Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file())
-        empty = True
-        for picture in found:
-            if not picture.is_file():
-                raise UserError(f"There is no picture {source}. Expected a file, a folder or a pattern such as 'photos/*.jpg'.")
-            empty = False
-            yield picture
-        if empty:
-            raise UserError(f"{source} holds no pictures ({', '.join(sorted(SUFFIXES))}).")
+            found = [Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file()]
+        if not found:
+            raise UserError(f"{source!r} gives no pictures. Expected a file, a folder or a pattern such as 'photos/*.jpg'.")
+        pictures += found
+    return pictures
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, or say why not."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Can't make the folder {path}: {error.strerror}. Choose another one.") from None
 
 
 def checked_array(image: np.ndarray, in_chans: int) -> np.ndarray:
@@ -149,7 +164,7 @@ def checked_array(image: np.ndarray, in_chans: int) -> np.ndarray:
         raise ImageError("array", f"expected (H, W, {in_chans}), uint8 or float32 from 0 to 1, got {got}.")
     if image.dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):
         raise ImageError("array", f"float values must be from 0 to 1, got {image.min():g} to {image.max():g}.")
-    return np.ascontiguousarray(image)
+    return np.require(image, requirements=["C", "W"])
 
 
 def _hidden(path: Path, root: Path) -> bool:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 import pyramidvit
-from pyramidvit.config import RunConfig
+from pyramidvit.config import RunConfig, validate
 from pyramidvit.data.folders import ClassData, fingerprint
 from pyramidvit.data.image import ReadOptions
 from pyramidvit.data.loader import ImageDataset
@@ -22,7 +22,7 @@ from pyramidvit.losses import class_weights, classification_loss, soft_targets
 from pyramidvit.metrics import ClassificationMetric
 from pyramidvit.models import Classifier, create_model
 from pyramidvit.types import Batch, ClassScores, ClassTarget, Preprocess, Sample
-from pyramidvit.weights import WeightsMeta
+from pyramidvit.weights import LoadReport, WeightsMeta, load, read
 
 
 class ClassifyTask:
@@ -35,6 +35,8 @@ class ClassifyTask:
         self.classes = tuple(classes)
         self.data = data
         self.preprocess = preprocess_of(config)
+        self.load_report: LoadReport | None = None
+        """What became of the weights that training starts from, once the model is built."""
         weighted = config.optim.class_weights == "auto" and data is not None
         self.class_weights = class_weights(_counts(data, len(self.classes))) if weighted and data else None
 
@@ -64,16 +66,20 @@ class ClassifyTask:
 
     def model(self) -> Classifier:
         settings = self.config.model
-        model = create_model(
-            settings.name,
-            num_classes=len(self.classes),
-            in_chans=self.config.data.in_chans,
-            drop_path_rate=settings.drop_path_rate,
-            weights=settings.weights,
-        )
+        in_chans, rate = self.config.data.in_chans, settings.drop_path_rate
+        model = create_model(settings.name, num_classes=len(self.classes), in_chans=in_chans, drop_path_rate=rate)
+        if settings.weights is not None:
+            self.load_report = self._start_from(Path(settings.weights), model)
         if len(model.backbone.input_shape) != 3:
             raise UserError(f"{settings.name} takes clips, and the data are pictures: choose a picture network (`pyramidvit models`).")
         return model
+
+    def _start_from(self, path: Path, model: Classifier) -> LoadReport:
+        """Fill the model from a file; a last layer made for other classes is left out."""
+        tensors, meta = read(path)
+        if meta is not None and meta.classes != self.classes:
+            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith("head.")}
+        return load(model, tensors, new_classes=True)
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
         return mix_batch(batch, self.config.augment, generator)
@@ -115,9 +121,9 @@ def preprocess_of(config: RunConfig) -> Preprocess:
 
 def task_from_weights(path: Path, meta: WeightsMeta) -> ClassifyTask:
     """The task that a weights file was trained for, ready to build the model and predict."""
-    config = RunConfig.model_validate(meta.config)
-    if config.task != ClassifyTask.name:
-        raise UserError(f"{path} was trained for {config.task}, which this version does not know.")
+    if meta.head != ClassifyTask.name:
+        raise UserError(f"{path} was trained to {meta.head}, which this version does not know.")
+    config = validate(meta.config, str(path))
     # The weights come from the file itself, so those that training started from are not needed.
     return ClassifyTask(config.model_copy(update={"model": config.model.model_copy(update={"weights": None})}), meta.classes)
 

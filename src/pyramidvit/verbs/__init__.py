@@ -5,9 +5,16 @@ from json import dumps
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
+
+AT_LEAST_1 = Parameter(validator=Number(gte=1))
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
-BatchSize = Annotated[int, Parameter(name=["--batch-size", "-b"])]
+Count = Annotated[int, AT_LEAST_1]
+BatchSize = Annotated[int, Parameter(name=["--batch-size", "-b"]), AT_LEAST_1]
+TopK = Annotated[int, Parameter(name=["--top", "-k"]), AT_LEAST_1]
+Workers = Annotated[int | None, Parameter(validator=Number(gte=0))]
+Seed = Annotated[int, Parameter(validator=Number(gte=0, lt=2**32))]
 
 
 def print_json(content: Any) -> None:

@@ -1,7 +1,10 @@
 """`pyramidvit demo`: draw a data set, train on it, measure on held-out pictures, leave a run folder to look at."""
 
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from pyramidvit.config import AugmentConfig, LoopConfig, ModelConfig, OptimConfig, RunConfig
@@ -9,6 +12,8 @@ from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
 from pyramidvit.engine import train
 from pyramidvit.runs import RunFolder
+from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.verbs import AT_LEAST_1, Seed
 from pyramidvit.verbs.train import finish_run, start_run
 
 SIZE = (64, 64)
@@ -22,12 +27,18 @@ SETTINGS = RunConfig(
 """Small pictures, mild augmentation, few epochs: what a CPU can do in minutes."""
 
 
-def demo(*, runs: Path = Path("runs"), train_pictures: int = 8000, epochs: int | None = None, seed: int = 0) -> int:
+def demo(
+    *,
+    runs: Path = Path("runs"),
+    train_pictures: Annotated[int, Parameter(validator=Number(gte=4 * len(SCENE_CLASSES)))] = 8000,
+    epochs: Annotated[int | None, AT_LEAST_1] = None,
+    seed: Seed = 0,
+) -> int:
     """Draw pictures, train a small PVT v2 on them, show the result: minutes on a CPU, no network.
 
     Args:
         runs: Folder for run folders.
-        train_pictures: Pictures to draw for training; a quarter as many more are held out.
+        train_pictures: Pictures to draw for training; a quarter as many more are held out, at least one of each class.
         epochs: Passes over the pictures.
         seed: Seed of pictures and training.
     """
@@ -39,7 +50,8 @@ def demo(*, runs: Path = Path("runs"), train_pictures: int = 8000, epochs: int |
     console.print(f"Drawing {train_pictures} pictures of {len(SCENE_CLASSES)} classes to train on, and {train_pictures // 4} held out")
     write_scenes(folder, train=train_pictures, val=train_pictures // 4, size=SIZE, seed=seed)
     data = read_class_data(folder)
-    task = start_run(run, config, {}, data, console)
+    task = ClassifyTask(config, data.classes, data)
+    start_run(run, task, {}, console)
     result = train(task, config, run, console=console)
     if result.stopped_by is not None:
         return 128 + result.stopped_by

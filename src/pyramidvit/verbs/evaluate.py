@@ -1,5 +1,6 @@
 """`pyramidvit evaluate`: what a trained network reaches on pictures with known classes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -7,9 +8,10 @@ from typing import Literal
 from rich.console import Console
 
 from pyramidvit import predict as predicting
-from pyramidvit.data.folders import ClassData, read_class_data
+from pyramidvit.data.folders import ClassData, Item, fingerprint, read_class_data
 from pyramidvit.engine import evaluate as evaluate_task
 from pyramidvit.errors import UserError
+from pyramidvit.predict import make_folder
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.summary import Measured, print_result, write_run_report
@@ -59,21 +61,35 @@ def evaluate(
         print_json(measured.to_json() | {"data": str(found.root), "split": chosen})
         return 0
     console = Console(highlight=False)
-    console.print(f"{len(items)} pictures, {chosen} of {found.root}")
+    console.print(f"{len(items)} pictures, {chosen} of {found.root}", markup=False)
     print_result(console, measured)
+    notes = [f"Measured on {chosen} of {found.root}."]
+    if trained := _trained_on(folder, items):
+        notes.append(f"{trained} of these pictures were trained on, so new ones will do worse.")
+        console.print(notes[-1])
     target = (folder.path / "evaluations" if folder else Path("evaluations")) / f"{found.root.name or 'data'}-{chosen}"
-    target.mkdir(parents=True, exist_ok=True)
-    console.print(f"Report: {write_run_report(folder, target, measured, config=config, notes=(f'Measured on {chosen} of {found.root}.',))}")
+    make_folder(target)
+    console.print(f"Report: {write_run_report(folder, target, measured, config=config, notes=notes)}", markup=False)
     return 0
 
 
 def _evaluation_data(folder: RunFolder | None, task: ClassifyTask, data: Path | None, split: str | None) -> tuple[ClassData, str]:
-    """The data and the split to measure on. The run's own data keeps the split it was trained with: held-out pictures stay held out."""
-    own = ClassData.from_json(folder.read_data()) if folder else None
-    if own is None and data is None:
-        raise UserError("A weights file does not know its data: give the folder to measure on.")
-    if own is not None and (data is None or (data if data.is_dir() else data.parent).resolve() == own.root.resolve()):
-        return own, split or "val"
+    """The data and the split to measure on. The run's own data, wherever it is now, keeps the split that was held out in training."""
+    record = folder.read_data() if folder else None
+    if data is None:
+        if record is None:
+            raise UserError("A weights file does not know its data: give the folder to measure on.")
+        return ClassData.from_json(record), split or "val"
     settings = task.config
-    found = read_class_data(data or Path(), val_share=settings.data.val_share, seed=settings.loop.seed, classes=task.classes)
+    found = read_class_data(data, val_share=settings.data.val_share, seed=settings.loop.seed, classes=task.classes)
+    if record is not None and fingerprint(found) == record.get("fingerprint"):
+        return ClassData.from_json(record, found.root), split or "val"
     return found, split or ("all" if found.made_split else "val")
+
+
+def _trained_on(folder: RunFolder | None, items: Sequence[Item]) -> int:
+    """How many of the pictures were in the run's training split."""
+    if folder is None:
+        return 0
+    trained = {item.path.absolute() for item in ClassData.from_json(folder.read_data()).splits["train"]}
+    return sum(item.path.absolute() in trained for item in items)

@@ -15,13 +15,13 @@ from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.image import ReadOptions
 from pyramidvit.errors import UserError
 from pyramidvit.models.cost import Cost, measure_cost
-from pyramidvit.verbs import Json, print_json
+from pyramidvit.verbs import Count, Json, Seed, print_json
 
 
 def check(
     data: Path,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     settings: Annotated[DataConfig | None, Parameter(name="*")] = None,
     json: Json = False,
 ) -> int:
@@ -58,8 +58,8 @@ def info(
     name: str,
     *,
     size: Annotated[str | None, Parameter(metavar="HxW")] = None,
-    in_chans: int = 3,
-    num_classes: int = 1000,
+    in_chans: Count = 3,
+    num_classes: Count = 1000,
     json: Json = False,
 ) -> int:
     """Count parameters, multiply-adds (attention products included) and activation memory of a network.

@@ -1,7 +1,7 @@
 """`pyramidvit predict`: what is on pictures."""
 
-from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -59,12 +59,10 @@ def predict(
 
 
 def _free_names(folder: Path) -> Callable[[str], Path]:
-    """Names of annotated pictures: that of the file, numbered when two files share it."""
-    taken: Counter[str] = Counter()
+    """Names of annotated pictures: that of the picture, numbered where something of that name is there already. Nothing is overwritten."""
 
     def name(path: str) -> Path:
         stem = Path(path).stem
-        taken[stem] += 1
-        return folder / (f"{stem}.png" if taken[stem] == 1 else f"{stem}-{taken[stem]}.png")
+        return next(free for n in count(1) if not (free := folder / (f"{stem}.png" if n == 1 else f"{stem}-{n}.png")).exists())
 
     return name

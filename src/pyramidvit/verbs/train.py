@@ -13,6 +13,7 @@ from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
 from pyramidvit.errors import UserError
 from pyramidvit.runs import RunFolder
+from pyramidvit.runtime import make_accelerator
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks.classify import ClassifyTask
 from pyramidvit.types import BadSample
@@ -26,7 +27,7 @@ def train(
     *,
     config: Path | None = None,
     resume: Path | None = None,
-    runs: Path = Path("runs"),
+    runs: Path | None = None,
     name: str | None = None,
     settings: Annotated[RunConfig | None, Parameter(name="*")] = None,
 ) -> int:
@@ -34,22 +35,25 @@ def train(
 
     Args:
         data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+            With --resume, where the run's data is now, if it has moved.
         config: YAML file with settings; flags override it.
         resume: Run folder to continue exactly where it stopped.
-        runs: Folder for run folders.
+        runs: Folder for run folders; runs/ if not given.
         name: Name of the run; the network and a number if not given.
     """
     console = Console(highlight=False)
     if resume is not None:
-        if data is not None or config is not None:
-            raise UserError("--resume continues with the run's own data and settings: leave the data folder and --config out.")
-        return _continue(RunFolder.open(resume), settings, console)
+        if config is not None or name is not None or runs is not None:
+            raise UserError("--resume continues a run under its own name and settings: leave --config, --name and --runs out.")
+        return _continue(RunFolder.open(resume), settings, data, console)
     if data is None:
         raise UserError("Give the folder to train on: pyramidvit train PHOTOS. To continue a run: pyramidvit train --resume RUN.")
     resolved, sources = resolve(settings, config)
     found = read_class_data(data, val_share=resolved.data.val_share, seed=resolved.loop.seed)
-    run = RunFolder.create(runs, resolved.task, name, model=resolved.model.name)
-    task = start_run(run, resolved, sources, found, console)
+    task = ClassifyTask(resolved, found.classes, found)
+    check_settings(task, console)
+    run = RunFolder.create(runs or Path("runs"), resolved.task, name, model=resolved.model.name)
+    start_run(run, task, sources, console)
     result = train_task(task, resolved, run, console=console)
     if result.stopped_by is not None:
         return 128 + result.stopped_by
@@ -57,13 +61,26 @@ def train(
     return 0
 
 
-def _continue(run: RunFolder, settings: RunConfig | None, console: Console) -> int:
+def check_settings(task: ClassifyTask, console: Console) -> None:
+    """Find out what can't work before anything is written: network, weights, device, data."""
+    if task.data is None or not task.data.splits["train"]:
+        raise UserError("There are no pictures to train on: the train split is empty.")
+    make_accelerator(task.config.loop.device, task.config.loop.precision)
+    task.model()
+    if task.load_report is not None:
+        console.print(f"{task.config.model.weights}: {task.load_report}", markup=False)
+
+
+def _continue(run: RunFolder, settings: RunConfig | None, moved: Path | None, console: Console) -> int:
     saved = run.read_config()
     changes = settings.model_dump(exclude_unset=True) if settings else {}
     merged = saved.model_dump()
     for section, values in changes.items():
         merged[section] = merged[section] | values if isinstance(values, dict) else values
-    config, data = validate(merged, "the command line"), ClassData.from_json(run.read_data())
+    config, data = (
+        validate(merged, "the command line"),
+        ClassData.from_json(run.read_data(), moved if moved is None or moved.is_dir() else moved.parent),
+    )
     task = ClassifyTask(config, data.classes, data)
     result = train_task(task, config, run, resume=True, console=console)
     if result.stopped_by is not None:
@@ -72,14 +89,20 @@ def _continue(run: RunFolder, settings: RunConfig | None, console: Console) -> i
     return 0
 
 
-def start_run(run: RunFolder, config: RunConfig, sources: Sources, data: ClassData, console: Console) -> ClassifyTask:
+def start_run(run: RunFolder, task: ClassifyTask, sources: Sources, console: Console) -> None:
     """Write down what a new run is, before its first step."""
+    data, config = task.data, task.config
+    if data is None:
+        raise ValueError("A run needs a task with data.")
     run.write_config(config, sources)
     run.write_env()
     run.write_data(data.to_json() | {"fingerprint": fingerprint(data)})
     counts = {split: len(items) for split, items in data.splits.items()}
     console.print(f"Run folder {run.path}: {config.model.name}, {len(data.classes)} classes, {counts['train']} train + {counts['val']} val")
-    return ClassifyTask(config, data.classes, data)
+    if data.ignored:
+        console.print(
+            f"Left out, hidden or not pictures: {', '.join(str(path.relative_to(data.root)) for path in data.ignored[:10])}", markup=False
+        )
 
 
 def finish_run(run: RunFolder, task: ClassifyTask, result: TrainResult, sources: Sources, console: Console) -> None:

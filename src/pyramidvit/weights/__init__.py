@@ -97,18 +97,21 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
 
     Every tensor of the file must have its place and every place its tensor. These differences are allowed, and reported: the first
     convolution is fitted to another number of input channels (see ``adapt_stem``); position tables are resized to the model's; with
-    ``new_classes`` a last layer of another size keeps its random start; and a bare backbone drops the head and what else it was built
-    without. Anything else raises UserError, and the model is left as it was.
+    ``new_classes`` a last layer of another size, or one that the file lacks, keeps its random start; and a bare backbone drops the head and
+    what else it was built without. Anything else, and values that are not finite, raise UserError, and the model is left as it was.
     """
     wanted = model.state_dict()
     layout, given = _to_our_names(tensors, model)
     dropped = tuple(key for key in given if key.startswith("head.") or model.leaves_out(key)) if isinstance(model, Backbone) else ()
-    missing, unexpected = wanted.keys() - given.keys(), given.keys() - wanted.keys() - set(dropped)
+    no_head = {key for key in wanted.keys() - given.keys() if new_classes and key.startswith("head.")}
+    missing, unexpected = wanted.keys() - given.keys() - no_head, given.keys() - wanted.keys() - set(dropped)
     if missing or unexpected:
         raise UserError(_key_mismatch(missing, unexpected, len(wanted)))
+    if damaged := [key for key, tensor in given.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
+        raise UserError(f"The weights hold values that are not finite, in {_sample(damaged)}: they are damaged, or training diverged.")
     fates: dict[str, list[str]] = {"adapted": [], "resized": [], "reset": []}
     for key, now in wanted.items():
-        fitted, fate = _fit(key, given[key], now.shape)
+        fitted, fate = (None, "reset") if key in no_head else _fit(key, given[key], now.shape)
         if fitted is None and not (new_classes and key.startswith("head.")):
             raise UserError(
                 f"{key} has shape {tuple(given[key].shape)} in the file and {tuple(now.shape)} in the model: the file holds another "
