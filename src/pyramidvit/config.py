@@ -82,9 +82,9 @@ class DataConfig(Section):
     """Channels of the network's input: 1 converts to grey, 3 to RGB, any other number keeps the bands of the file."""
     value_range: Annotated[tuple[float, float], AfterValidator(rising)] | None = None
     """Values of 16-bit, integer and float pictures that map to 0 and 1; the full range of the file's type if not given."""
-    mean: Annotated[tuple[float, ...] | None, Field(min_length=1), PerChannel] = None
+    mean: Annotated[tuple[float, ...] | None, PerChannel] = None
     """Mean per channel, on values from 0 to 1; ImageNet's if not given."""
-    std: Annotated[tuple[Positive, ...] | None, Field(min_length=1), PerChannel] = None
+    std: Annotated[tuple[Positive, ...] | None, PerChannel] = None
     """Standard deviation per channel, on values from 0 to 1; ImageNet's if not given."""
     orientation: bool = True
     """Turn pictures upright by their EXIF orientation tag."""
