@@ -67,17 +67,31 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path: Path) -> N
     found, notes = checkpoint.latest(tmp_path)
     assert found is not None
     assert same(found, state(1))
-    assert len(notes) == 1
+    assert len(notes) == 2
     assert "step-00000002" in notes[0]
     assert "damaged" in notes[0]
+    assert notes[1] == "step-00000001.safetensors is used instead."
+    again, notes = checkpoint.latest(tmp_path)
+    assert again is not None
+    assert same(again, state(1))
+    assert notes == []
     checkpoint.save(tmp_path, state(2))
     assert len(checkpoint.paths(tmp_path)) == 2
 
 
-def test_nothing_but_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, state(1)).write_bytes(b"")
-    with pytest.raises(UserError, match="all are damaged"):
-        checkpoint.latest(tmp_path)
+def test_nothing_but_damaged_checkpoints_is_an_error_at_every_attempt(tmp_path: Path) -> None:
+    """The first attempt sets them aside, which must not look like a run that has none yet."""
+    whole = checkpoint.save(tmp_path, state(1)).read_bytes()
+    for step in (1, 2):
+        checkpoint.save(tmp_path, state(step)).write_bytes(b"")
+    for _ in range(3):
+        with pytest.raises(UserError, match="all are damaged") as caught:
+            checkpoint.latest(tmp_path)
+        assert "is used" not in str(caught.value)
+    (tmp_path / "step-00000001.safetensors").write_bytes(whole)
+    found, _ = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert same(found, state(1))
 
 
 def test_a_newer_format_is_refused_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

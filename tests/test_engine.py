@@ -257,10 +257,58 @@ def test_killed_between_a_row_and_its_checkpoint_leaves_no_row_twice(
     with pytest.raises(Killed):
         run_tiny(tmp_path)
     monkeypatch.undo()
-    assert len(RunFolder(tmp_path).read_metrics()) == 1
+    assert RunFolder(tmp_path).read_metrics() == []  # a run with results has a checkpoint
     run_tiny(tmp_path, resume=True)
     assert "There is no checkpoint yet" in (tmp_path / "log.txt").read_text()
     assert_same_run(straight, tmp_path)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_killed_after_a_row_goes_on_with_the_checkpoint_before_it(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    def die(self: RunFolder, rows: list[dict[str, Any]]) -> None:
+        write(self, rows)
+        if len(rows) == epochs:
+            raise Killed
+
+    write = RunFolder.write_metrics
+    monkeypatch.setattr(RunFolder, "write_metrics", die)
+    with pytest.raises(Killed):
+        run_tiny(tmp_path)
+    monkeypatch.undo()
+    assert len(RunFolder(tmp_path).read_metrics()) == epochs
+    run_tiny(tmp_path, resume=True)
+    assert "There is no checkpoint yet" not in (tmp_path / "log.txt").read_text()
+    assert_same_run(straight, tmp_path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_never_restarted(straight: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(straight, tmp_path / "copy")
+    for path in checkpoint.paths(folder / "checkpoints"):
+        path.write_bytes(b"")
+    before = contents(folder)
+    for _ in range(3):
+        with pytest.raises(UserError, match="all are damaged"):
+            run_tiny(folder, resume=True)
+        assert contents(folder) == before
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "weights/best.safetensors"])
+def test_a_run_with_results_and_no_checkpoint_is_never_restarted(straight: Path, tmp_path: Path, left: str) -> None:
+    folder = shutil.copytree(straight, tmp_path / "copy")
+    shutil.rmtree(folder / "checkpoints")
+    for name in {"metrics.jsonl", "weights/best.safetensors"} - {left}:
+        (folder / name).unlink()
+    before = contents(folder)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"no checkpoint, though .* has results"):
+            run_tiny(folder, resume=True)
+        assert contents(folder) == before
 
 
 def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import platform
 from pathlib import Path
 
@@ -100,6 +101,48 @@ def test_the_record_of_the_data_comes_back_or_is_missed(tmp_path: Path) -> None:
         run.read_data()
 
 
+def test_a_file_in_place_of_a_folder_is_named_when_it_is_needed(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "classify", "a")
+    run.write_config(RunConfig(), {})
+    run.plots.rmdir()
+    run.plots.write_text("")
+    assert RunFolder.open(run.path) == run
+    with pytest.raises(UserError, match=r"plots: File exists"):
+        run.make_folders()
+
+
+def test_opening_a_run_writes_nothing(tmp_path: Path) -> None:
+    """A run may lie on a read-only disk."""
+    (tmp_path / "run").mkdir()
+    RunFolder(tmp_path / "run").write_config(RunConfig(), {})
+    RunFolder.open(tmp_path / "run")
+    assert os.listdir(tmp_path / "run") == ["config.yaml"]
+
+
+@pytest.mark.parametrize("line", ["{", "7", '{"epoch": 2}}', "\udcff"])
+def test_a_line_of_metrics_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+    run = RunFolder.create(tmp_path, "classify", "a")
+    run.metrics_file.write_bytes(b'{"epoch": 1}\n' + os.fsencode(line) + b"\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: expected a JSON object"):
+        run.read_metrics()
+
+
+def test_names_that_are_no_utf8_come_back_from_the_record_and_go_into_the_log(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "classify", "a")
+    name = os.fsdecode(b"b\xff.png")
+    run.write_data({"splits": {"train": [[name, 0]]}})
+    assert run.read_data() == {"splits": {"train": [[name, 0]]}}
+    run.log(f"Left out {name}")
+    assert (run.path / "log.txt").read_text(encoding="utf-8").endswith("Left out b\\udcff.png\n")
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "classify", "a")
+    (run.path / "log.txt").mkdir()
+    with pytest.raises(UserError, match=r"Can't write .*log\.txt"):
+        run.log("hello")
+
+
 def test_the_environment_holds_versions_and_no_names(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "classify", "a")
     run.write_env()
@@ -124,5 +167,4 @@ def test_the_model_card_says_what_the_numbers_are(tmp_path: Path) -> None:
         "`x`, `y`",
     ):
         assert line in card, card
-    assert "pyramidvit predict" in card
-    assert str(tmp_path) not in card
+    assert f"pyramidvit predict {run.path} photo.jpg" in card

@@ -20,6 +20,9 @@ from pyramidvit.files import DamagedFile, read_tensors, remove_temps, write_tens
 FORMAT = 1
 """Version of the layout below; raise it whenever older code could misread a file."""
 
+DAMAGED = ".damaged"
+"""Ends the names of checkpoints that could not be read."""
+
 
 @dataclass
 class Progress:
@@ -110,20 +113,32 @@ def load(path: Path) -> TrainState:
 
 
 def latest(folder: Path) -> tuple[TrainState | None, list[str]]:
-    """The newest checkpoint that is whole (None when there is none at all), and what to tell the user.
+    """The newest checkpoint that is whole (None when there has never been one), and what to tell the user.
 
-    A damaged one is set aside as ``<name>.damaged``. UserError when all are damaged.
+    A damaged one is set aside as ``<name>.damaged``. UserError when all are damaged, now or at an earlier attempt.
     """
     notes: list[str] = []
     for path in reversed(paths(folder)):
         try:
-            return load(path), notes
+            state = load(path)
         except DamagedFile as error:
-            aside = path.rename(path.with_name(f"{path.name}.damaged"))
-            notes.append(f"{error} Set aside as {aside.name}; the checkpoint before it is used.")
-    if notes:
-        raise UserError(f"No checkpoint in {folder} can be read: all are damaged. Start a new run.\n" + "\n".join(notes))
-    return None, notes
+            notes.append(f"{error} Set aside as {_set_aside(path).name}.")
+        else:
+            return state, [*notes, f"{path.name} is used instead."] if notes else []
+    if damaged := sorted(folder.glob(f"*{DAMAGED}")):
+        names = ", ".join(path.name for path in damaged)
+        raise UserError(
+            f"No checkpoint in {folder} can be read: all are damaged ({names}). "
+            "Put a copy of a whole one there under its old name, or start a new run.\n" + "\n".join(notes)
+        )
+    return None, []
+
+
+def _set_aside(path: Path) -> Path:
+    try:
+        return path.rename(path.with_name(path.name + DAMAGED))
+    except OSError as error:
+        raise UserError(f"{path} is damaged and can't be set aside: {error.strerror}. Make its folder writable.") from None
 
 
 def paths(folder: Path) -> list[Path]:

@@ -73,14 +73,18 @@ def train(task: Task, config: RunConfig, run: RunFolder, *, resume: bool = False
         data = task.dataset("train")
         session = begin(task, config, accelerator, len(data))
         if accelerator.is_main_process:
+            run.make_folders()
             checkpoint.clean(run.checkpoints)
             check_space(session, run)
         if resume:
             with accelerator.main_process_first():  # it may set a damaged file aside
                 saved, notes = checkpoint.latest(run.checkpoints)
-            session.notes += notes or ([] if saved else ["There is no checkpoint yet: training starts from the beginning."])
             if saved:
+                session.notes += notes
                 restore(session, saved)
+            else:
+                _refuse_restart(run)
+                session.notes.append("There is no checkpoint yet: training starts from the beginning.")
         if accelerator.is_main_process:
             run.write_metrics(session.progress.rows)
         else:
@@ -94,6 +98,15 @@ def train(task: Task, config: RunConfig, run: RunFolder, *, resume: bool = False
             for note in session.notes:
                 display.say(note)
             return _loop(session, run, batches, signals, display)
+
+
+def _refuse_restart(run: RunFolder) -> None:
+    """UserError when a run without a checkpoint has results, which starting from the beginning would overwrite."""
+    if run.best_weights.exists() or run.read_metrics():
+        raise UserError(
+            f"{run.checkpoints} holds no checkpoint, though {run.path} has results of finished epochs, which a new start would overwrite. "
+            "Put a checkpoint of this run back there, or start a new run; weights/best.safetensors can still be used."
+        )
 
 
 def _loop(session: Session, run: RunFolder, batches: Iterator[Batch], signals: StopSignals, display: Display) -> TrainResult:
@@ -173,6 +186,8 @@ def _finish_epoch(session: Session, run: RunFolder, held_out: ImageDataset, sign
     """Evaluate, keep the best weights, write the epoch's row. Returns a new best evaluation; a signal meanwhile leaves it all for later."""
     progress, loop = session.progress, session.config.loop
     epoch = len(progress.rows) + 1
+    if epoch == 1:
+        _save(session, run)  # so that a run with results always has a checkpoint
     row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "lr": session.schedule(progress.step - 1), **session.mean_losses()}
     best = None
     if len(held_out) and (epoch % loop.eval_every == 0 or epoch == loop.epochs):

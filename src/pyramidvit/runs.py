@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ import torch
 from pyramidvit import config as configs
 from pyramidvit.config import RunConfig, Sources
 from pyramidvit.errors import UserError
-from pyramidvit.files import write_text
+from pyramidvit.files import valid_text, write_text
 
 FOLDERS = ("checkpoints", "weights", "plots", "predictions")
 PACKAGES = ("pyramidvit", "torch", "torchvision", "accelerate", "numpy", "pillow", "safetensors")
@@ -53,15 +54,14 @@ class RunFolder:
         try:
             if run.path.is_dir() and any(run.path.iterdir()):
                 raise UserError(f"{run.path} already holds a run or other files: give another --name, or continue it with --resume.")
-            for folder in FOLDERS:
-                (run.path / folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"Can't make the run folder {run.path}: {error.strerror}. Choose another folder for runs.") from None
+        run.make_folders()
         return run
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run. UserError when the folder is missing or no run."""
+        """An existing run, which may be read-only: nothing is written. UserError when the folder is missing or no run."""
         if not path.is_dir():
             raise UserError(f"There is no run folder {path}: expected one like runs/classify/pvt_v2_b0-1.")
         run = cls(path)
@@ -71,9 +71,18 @@ class RunFolder:
             )
             hint = f" Did you mean {' or '.join(str(folder) for folder in inside[-3:])}?" if inside else ""
             raise UserError(f"{path} is no run folder: it has no config.yaml.{hint}")
-        for folder in FOLDERS:
-            (path / folder).mkdir(exist_ok=True)
         return run
+
+    def make_folders(self) -> None:
+        """The folders of a run, as far as they are missing. UserError when one can't be made, or a file is in its place."""
+        for folder in FOLDERS:
+            try:
+                (self.path / folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(
+                    f"Can't make the run folder {self.path / folder}: {error.strerror}. "
+                    "Remove what is in its place, or choose another folder for runs."
+                ) from None
 
     @property
     def config_file(self) -> Path:
@@ -82,6 +91,10 @@ class RunFolder:
     @property
     def data_file(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -141,17 +154,32 @@ class RunFolder:
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path / "metrics.csv", text.getvalue())
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows))
+        write_text(self.metrics_file, "".join(json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in rows))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; none when the run has not finished an epoch."""
-        file = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        """The rows of metrics.jsonl; none when the run has not finished an epoch. UserError when a line can't be read."""
+        rows: list[dict[str, Any]] = []
+        try:
+            if self.metrics_file.exists():
+                for line in self.metrics_file.read_bytes().splitlines():
+                    rows.append(_object(line))
+        except OSError as error:
+            raise UserError(f"Can't read {self.metrics_file}: {error.strerror}.") from None
+        except ValueError as error:
+            raise UserError(
+                f"{self.metrics_file}, line {len(rows) + 1}: expected a JSON object, as training writes one per epoch; {error}. "
+                "Put the line right or remove it."
+            ) from None
+        return rows
 
     def log(self, message: str) -> None:
-        """Add a line with the time to log.txt."""
-        with (self.path / "log.txt").open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {message}\n")
+        """Add a line with the time to log.txt. UserError when it can't be written."""
+        file = self.path / "log.txt"
+        try:
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {valid_text(message)}\n")
+        except OSError as error:
+            raise UserError(f"Can't write {file}: {error.strerror}. Free some space or make the folder writable.") from None
 
     def write_card(self, config: RunConfig, classes: Sequence[str], counts: Mapping[str, int], result: Mapping[str, Any]) -> None:
         """README.md, the model card. ``counts`` are samples per split, ``result`` is the plain data of the best evaluation."""
@@ -184,7 +212,7 @@ class RunFolder:
             "## Use",
             "",
             "```",
-            f"pyramidvit predict {self.path.name} photo.jpg",
+            f"pyramidvit predict {shlex.quote(str(self.path))} photo.jpg",
             "```",
             "",
             "`config.yaml` holds every setting, `data.json` the splits, `metrics.csv` the course of training, `report.html` the pictures.",
@@ -215,6 +243,13 @@ def _cpu_name() -> str:
 def _next_name(parent: Path, model: str) -> str:
     taken = [int(match[1]) for path in parent.glob("*") if (match := re.fullmatch(re.escape(model) + r"-(\d+)", path.name))]
     return f"{model}-{max(taken, default=0) + 1}"
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise ValueError(f"got {type(content).__name__}")
+    return content
 
 
 def _number(value: float) -> str:
