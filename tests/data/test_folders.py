@@ -10,6 +10,7 @@ import pytest
 
 from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
 from pyramidvit.errors import UserError
+from pyramidvit.files import write_text
 
 
 def tree(root: Path, *names: str) -> Path:
@@ -136,9 +137,68 @@ def test_fingerprint_follows_names_sizes_and_labels(tmp_path: Path) -> None:
     data = read_class_data(tmp_path / "b")
     (tmp_path / "b/x/1.png").write_bytes(b"longer than before")
     assert fingerprint(data) != first
+    longer = fingerprint(data)
     (tmp_path / "b/x/1.png").unlink()
-    with pytest.raises(UserError, match="has gone"):
-        fingerprint(data)
+    assert fingerprint(data) not in (first, longer)
+
+
+def test_a_link_that_leads_nowhere_is_listed_as_the_bad_file_it_is(tmp_path: Path) -> None:
+    """Whoever reads it says so, or skips it when asked to; the fingerprint tells whether it was there."""
+    tree(tmp_path, "x/1.png", "y/2.png")
+    (tmp_path / "x/gone.png").symlink_to(tmp_path / "nowhere.png")
+    data = read_class_data(tmp_path)
+    assert tmp_path / "x/gone.png" in [item.path for items in data.splits.values() for item in items]
+    before = fingerprint(data)
+    (tmp_path / "nowhere.png").write_bytes(b"")
+    assert fingerprint(data) != before
+
+
+def run_folder(root: Path, name: str) -> None:
+    tree(root, f"{name}/config.yaml", f"{name}/checkpoints/", f"{name}/predictions/cat-1.png", f"{name}/plots/confusion.png")
+
+
+@pytest.mark.parametrize("layout", [("cat/1.png", "dog/2.png"), ("train/cat/1.png", "train/dog/2.png"), ("val/cat/1.png", "val/dog/2.png")])
+@pytest.mark.parametrize("where", ["runs/classify/a", "runs/a", "a"])
+def test_runs_beside_the_pictures_are_no_class(tmp_path: Path, layout: tuple[str, ...], where: str) -> None:
+    """Training in the folder of the pictures puts runs/ beside the classes."""
+    before = read_class_data(tree(tmp_path, *layout))
+    run_folder(tmp_path, where)
+    run_folder(tmp_path, where + "-2")
+    if where != "a":
+        tree(tmp_path, "runs/.DS_Store")
+    after = read_class_data(tmp_path)
+    assert (after.classes, after.splits, fingerprint(after)) == (before.classes, before.splits, fingerprint(before))
+    assert [path.name for path in after.ignored] == (["a", "a-2"] if where == "a" else ["runs"])
+
+
+def test_a_class_with_a_run_in_it_stays_a_class(tmp_path: Path) -> None:
+    tree(tmp_path, "runs/1.png", "walks/1.png", "runs/more/2.png", "odd/config.yaml", "odd/1.png", "empty/")
+    run_folder(tmp_path, "runs/classify/a")
+    data = read_class_data(tmp_path)
+    assert data.classes == ("empty", "odd", "runs", "walks")
+    assert Counter(name for split in data.splits for _, name in labels(data, split)) == {"runs": 2, "odd": 1, "walks": 1}
+    assert "runs/classify" in [path.relative_to(tmp_path).as_posix() for path in data.ignored]
+
+
+def test_names_that_are_no_utf8_come_back_from_a_saved_split(tmp_path: Path) -> None:
+    tree(tmp_path, "x/1.png", "y/2.png")
+    (tmp_path / os.fsdecode(b"x/b\xff.png")).write_bytes(b"")
+    (tmp_path / os.fsdecode(b"\xfe")).mkdir()
+    (tmp_path / os.fsdecode(b"\xfe/1.png")).write_bytes(b"")
+    data = read_class_data(tmp_path)
+    write_text(tmp_path / "data.json", json.dumps(data.to_json(), ensure_ascii=False))
+    back = ClassData.from_json(json.loads((tmp_path / "data.json").read_text(encoding="utf-8")))
+    assert (back.classes, back.splits, fingerprint(back)) == (data.classes, data.splits, fingerprint(data))
+    assert all(item.path.is_file() for items in back.splits.values() for item in items)
+
+
+def test_a_path_that_is_too_long_is_said_like_any_other(tmp_path: Path) -> None:
+    tree(tmp_path, "1.png")
+    with pytest.raises(UserError, match=r"line 2: there is no file .*xxx") as caught:
+        read_class_data(write(tmp_path, "1.png,a\n" + "x" * 5000 + ".png,b\n"))
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(UserError, match="no folder or CSV file"):
+        read_class_data(tmp_path / ("x" * 5000))
 
 
 def test_files_below_a_class_folder_count_to_it_and_circles_end(tmp_path: Path) -> None:

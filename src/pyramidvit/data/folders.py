@@ -2,12 +2,14 @@
 
 Layouts: ``root/train/<class>/**`` with ``val`` (or valid, validation, test) beside it; ``root/<class>/**``; a CSV of path and label; a
 folder with train.csv and val.csv. Data without a val split gets one, stratified and drawn from seed and names alone, whatever the order
-of the listing. Files are taken for pictures by their suffix here; what they hold is found out when they are read.
+of the listing. Files are taken for pictures by their suffix here; what they hold is found out when they are read. Run folders of ours are
+left out, so that training in the folder of the pictures does not turn ``runs`` into a class.
 """
 
 import csv
 import difflib
 import hashlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +88,7 @@ def read_class_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, 
     pictures keeps its index, an unknown one is a UserError.
     """
     root = Path(root)
-    if not root.exists():
+    if not os.path.exists(root):  # False, where Path.exists raises, for names that are too long or a folder that may not be entered
         raise UserError(f"There is no folder or CSV file {root}.{_similar(root.name, (path.name for path in root.parent.glob('*')))}")
     ignored: list[Path] = []
     if root.is_file():
@@ -114,13 +116,13 @@ def read_class_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, 
 
 
 def fingerprint(data: ClassData) -> str:
-    """SHA-256 over the sorted relative paths, sizes in bytes and class names of all pictures."""
+    """SHA-256 over the sorted relative paths, sizes in bytes (-1 for what can't be read) and class names of all pictures."""
     lines: list[str] = []
     for item in (item for items in data.splits.values() for item in items):
         try:
             size = item.path.stat().st_size
-        except OSError as error:
-            raise UserError(f"{item.path} has gone since the data was listed ({error.strerror}); start again.") from error
+        except OSError:  # a link that leads nowhere, say; whoever reads the picture treats it as any bad file
+            size = -1
         lines.append(f"{_relative(item.path, data.root)}\t{size}\t{data.classes[item.label]}\n")
     return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -166,11 +168,28 @@ def _entries(folder: Path, ignored: list[Path]) -> tuple[list[Path], list[Path]]
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise UserError(f"Can't list the folder {folder}: {error.strerror}.") from error
-    junk = [path for path in entries if path.name.startswith(".") or path.name.lower() in _JUNK]
-    ignored += junk
     folders = [path for path in entries if path.is_dir()]
+    runs = {path for path in folders if _holds_runs(path)}
+    junk = [path for path in entries if _is_junk(path.name) or path in runs]
+    ignored += junk
     others = {*junk, *folders}
     return [path for path in folders if path not in junk], [path for path in entries if path not in others]
+
+
+def _holds_runs(path: Path) -> bool:
+    """Whether a folder is a run of ours or holds nothing but such; looks no further than the first file that says otherwise."""
+    if os.path.isfile(path / "config.yaml") and os.path.isdir(path / "checkpoints"):
+        return True
+    try:
+        with os.scandir(path) as entries:
+            below = (one.is_dir(follow_symlinks=False) and _holds_runs(Path(one)) for one in entries if not _is_junk(one.name))
+            return next(below, False) and all(below)
+    except OSError:  # it may not be listed, which is said when it is read
+        return False
+
+
+def _is_junk(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _JUNK
 
 
 def _pictures(folder: Path, ignored: list[Path], above: frozenset[Path] = frozenset()) -> list[Path]:
@@ -216,8 +235,8 @@ def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_N
             picture = _Named(table.parent / _inside(row[path_column], "a row"), row[label_column])
             if not picture.name:
                 raise ValueError(f"{row[path_column]} has no label")
-            if not picture.path.is_file():
-                raise ValueError(f"there is no file {picture.path}")
+            if not os.path.isfile(picture.path):  # False for a name that is too long, too
+                raise ValueError(f"there is no file {str(picture.path)[:500]}")
             if picture.path in lines:
                 raise ValueError(f"{row[path_column]} is already in line {lines[picture.path]}")
         except ValueError as error:
