@@ -46,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except UserError as error:
         code = complain(errors, str(error))
-    except ValidationError as error:
-        code = complain(errors, explain(error))
     except CycloptsError as error:
         code = complain(errors, explain(error.__cause__) if isinstance(error.__cause__, ValidationError) else str(error))
     except BrokenPipeError:  # the reader of our output has gone, as in `pyramidvit models | head`
@@ -65,7 +63,7 @@ def complain(console: Console, message: str) -> int:
 
 
 def explain(error: ValidationError) -> str:
-    """Each wrong value in a line of its own, by its flag."""
+    """Each wrong value of the command line in a line of its own, by its flag."""
     return "\n".join(dict.fromkeys(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()))
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyramidvit import models as networks
-from pyramidvit.config import AugmentConfig, DataConfig
+from pyramidvit.config import DataConfig, Section, Size
 from pyramidvit.data import check as checking
 from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.image import ReadOptions
@@ -54,10 +54,18 @@ def models(pattern: str = "*", *, json: Json = False) -> int:
     return 0
 
 
+@Parameter(name="*")
+class InputShape(Section):
+    """What a network is measured on."""
+
+    size: Annotated[Size | None, Parameter(show_default=False)] = None
+    """Height x width of the input, such as 512x640; the published size if not given."""
+
+
 def info(
     name: str,
     *,
-    size: Annotated[str | None, Parameter(metavar="HxW")] = None,
+    shape: InputShape | None = None,
     in_chans: Count = 3,
     num_classes: Count = 1000,
     json: Json = False,
@@ -66,7 +74,6 @@ def info(
 
     Args:
         name: Network; `pyramidvit models` lists the names.
-        size: Height x width of the input, such as 512x640; the published size if not given.
         in_chans: Channels of the input.
         num_classes: Classes of the head.
         json: Print the numbers as JSON, nothing else.
@@ -75,7 +82,7 @@ def info(
     def build() -> networks.Classifier:
         return networks.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
-    cost = measure_cost(name, build, AugmentConfig.model_validate({"size": size}).size if size else None)
+    cost = measure_cost(name, build, shape.size if shape else None)
     if json:
         print_json(cost.to_json())
     else:
