@@ -9,12 +9,13 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 
 def wait_without_spinning() -> None:
-    """Let threads that wait for each other sleep, unless the user has chosen otherwise. Takes effect only before torch is imported.
+    """Let threads that wait for each other sleep after some microseconds. Takes effect only before torch is imported.
 
-    By default they spin, and where another process wants the core as well (a worker that reads pictures, say), the thread that all wait for
-    doesn't get it.
+    By default they spin for milliseconds, and where another process wants the core as well (a worker that reads pictures, say), the thread
+    that all wait for doesn't get it. A choice of the user's stays.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def keep_freed_memory() -> bool:

@@ -22,7 +22,7 @@ SETTINGS = RunConfig(
     model=ModelConfig(drop_path_rate=0.0),
     augment=AugmentConfig(size=SIZE, crop=1.0, crop_scale=(0.8, 1.0), rand_ops=0, erasing=0.0, mixup=0.0, cutmix=0.0, smoothing=0.0),
     optim=OptimConfig(lr=1e-3, reference_batch=32, warmup_epochs=1),
-    loop=LoopConfig(epochs=8, batch_size=32),
+    loop=LoopConfig(epochs=6, batch_size=32),
 )
 """Small pictures, mild augmentation, few epochs: what a CPU can do in minutes."""
 
@@ -30,7 +30,7 @@ SETTINGS = RunConfig(
 def demo(
     *,
     runs: Path = Path("runs"),
-    train_pictures: Annotated[int, Parameter(validator=Number(gte=4 * len(SCENE_CLASSES)))] = 8000,
+    train_pictures: Annotated[int, Parameter(validator=Number(gte=8 * len(SCENE_CLASSES)))] = 6000,
     epochs: Annotated[int | None, AT_LEAST_1] = None,
     seed: Seed = 0,
 ) -> int:
@@ -38,7 +38,7 @@ def demo(
 
     Args:
         runs: Folder for run folders.
-        train_pictures: Pictures to draw for training; a quarter as many more are held out, at least one of each class.
+        train_pictures: Pictures to draw for training; an eighth as many more are held out, at least one of each class.
         epochs: Passes over the pictures.
         seed: Seed of pictures and training.
     """
@@ -47,8 +47,8 @@ def demo(
     config = SETTINGS.model_copy(update={"loop": loop})
     run = RunFolder.create(runs, config.task, model="demo")
     folder = run.path / "data"
-    console.print(f"Drawing {train_pictures} pictures of {len(SCENE_CLASSES)} classes to train on, and {train_pictures // 4} held out")
-    write_scenes(folder, train=train_pictures, val=train_pictures // 4, size=SIZE, seed=seed)
+    console.print(f"Drawing {train_pictures} pictures of {len(SCENE_CLASSES)} classes to train on, and {train_pictures // 8} held out")
+    write_scenes(folder, train=train_pictures, val=train_pictures // 8, size=SIZE, seed=seed)
     data = read_class_data(folder)
     task = ClassifyTask(config, data.classes, data)
     start_run(run, task, {}, console)

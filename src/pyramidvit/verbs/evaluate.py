@@ -16,7 +16,7 @@ from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks.classify import ClassifyTask
-from pyramidvit.verbs import BatchSize, Json, print_json
+from pyramidvit.verbs import BatchSize, Json, Workers, print_json
 
 
 def evaluate(
@@ -26,7 +26,7 @@ def evaluate(
     split: Literal["train", "val", "all"] | None = None,
     on_bad_sample: Literal["error", "skip"] = "error",
     batch_size: BatchSize = 32,
-    workers: int | None = None,
+    workers: Workers = None,
     device: Device = "auto",
     json: Json = False,
 ) -> int:

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.console import Console
 
 from pyramidvit import predict as predicting
@@ -13,14 +11,14 @@ from pyramidvit.errors import UserError
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.types import BadSample
-from pyramidvit.verbs import BatchSize, Json, print_json
+from pyramidvit.verbs import BatchSize, Json, TopK, print_json
 
 
 def predict(
     run: Path,
     *pictures: str,
     out: Path | None = None,
-    top: Annotated[int, Parameter(name=["--top", "-k"])] = 5,
+    top: TopK = 5,
     batch_size: BatchSize = 8,
     device: Device = "auto",
     json: Json = False,
