@@ -136,6 +136,7 @@ def test_four_pictures_can_be_learned_by_heart(pictures, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["top1"] == 1.0
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_as_if_never_stopped(pictures, tmp_path):
     """PB-66: SIGTERM in the middle, then --resume; weights and logs have the same bytes as those of an undisturbed run."""
     flags = [*QUICK, "--epochs", "3", "--accumulate", "2", "--ema-decay", "0.9", "--save-every", "1"]

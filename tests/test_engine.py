@@ -317,7 +317,8 @@ def start(folder: Path, **changes: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 6])
 def test_sigkill_and_resume_again_and_again_is_bit_equal(straight: Path, tmp_path: Path, kills: int) -> None:
     instants = random.Random(kills)
     for number in range(kills):
@@ -683,6 +684,7 @@ def test_worker_processes_change_nothing(straight: Path, tmp_path: Path) -> None
     assert_same_run(straight, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_all_processes_of_the_run_still_saves(straight: Path, tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C reaches the processes that read pictures, too, and so do the signals of most cluster schedulers."""

@@ -42,7 +42,7 @@ def test_equals_the_official_code(golden, case):
     golden.check(case, "official PVT v2")
 
 
-@pytest.mark.parametrize("name", ["pvt_v2_b0", "pvt_v2_b1", "pvt_v2_b2", "pvt_v2_b2_li", "pvt_v2_b5"])
+@pytest.mark.parametrize("name", ["pvt_v2_b0", "pvt_v2_b1", "pvt_v2_b2", "pvt_v2_b2_li", pytest.param("pvt_v2_b5", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [(224, 224), (225, 193)], ids=["224", "225x193"])
 def test_equals_timm_with_copied_weights(name, size, relative, randomise):
     timm = pytest.importorskip("timm")
