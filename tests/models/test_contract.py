@@ -57,6 +57,10 @@ def kind(name):
 DISTINCT = list({kind(name): name for name in reversed(list_models())}.values())[::-1]
 
 
+ONLY_WIDER = ("pvt_v2_b1", "pvt_v2_b5", "mvit_base24_wide_320", "mvitv2_large_40x3")
+"""Of these, what differs from others in widths and heads alone."""
+
+
 @pytest.fixture(params=DISTINCT)
 def name(request) -> str:
     return request.param
@@ -231,16 +235,15 @@ def test_depths_and_stages_of_parameters(any_name):
     assert set(stages) == {*range(len(model.backbone.depths)), 4}
 
 
+@pytest.mark.parametrize("name", [name for name in DISTINCT if name not in ONLY_WIDER])
 def test_exported_maps_are_the_same(name, shallow):
-    """PB-14: torch.export takes the bare backbone, and the result gives the same maps."""
+    """PB-14: torch.export takes the bare backbone, for any number of pictures, and the result gives the same maps."""
     net = shallow(name)
-    x = batch(name, 1, 64, 96)
-    with torch.inference_mode():
-        want = net(x)
     with torch.no_grad():
-        got = torch.export.export(net, (x,)).module()(x)
-    for ours, theirs in zip(want, got, strict=True):
-        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
+        exported = torch.export.export(net, (batch(name, 2, 64, 96),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+        x = batch(name, 40, 64, 96)
+        for got, want in zip(exported(x), net(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_memory_grows_with_the_picture_and_no_faster(name, shallow):

@@ -14,6 +14,25 @@ def test_a_table_at_its_own_size_is_itself(grid):
     assert resize_table(table, list(grid)) is table
 
 
+class Resizer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(4, 6, 8))
+
+    def forward(self, x):
+        return x + resize_table(self.table, x.shape[:2])
+
+
+def test_a_graph_for_any_size_takes_the_trained_size_too():
+    """The exported graph interpolates always: at the table's own size that changes nothing, and no size is shut out."""
+    any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    net = Resizer()
+    exported = torch.export.export(net, (torch.randn(5, 7, 8),), dynamic_shapes=(any_size,)).module()
+    for size in ((4, 6), (9, 3)):
+        x = torch.randn(*size, 8)
+        torch.testing.assert_close(exported(x), net(x))
+
+
 def test_equal_numbers_of_cells_are_not_equal_grids():
     """A 2x8 and a 4x4 grid have 16 cells each; the table must be resized all the same."""
     table = torch.arange(16.0).view(4, 4, 1)

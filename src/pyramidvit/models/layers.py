@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pyramidvit.models.kernels import GeluLinear, Linear, conv_gelu, linear, linear_gelu
+from pyramidvit.models.kernels import GeluLinear, Linear, conv_gelu, has_onednn, linear, linear_gelu
 
 FEW_TOKENS = 2 * 56 * 56
 """Up to here the rearrangement of `BlockConv` stays in the cache."""
@@ -226,7 +226,7 @@ class BlockConv(TokenConv):
 
     def forward(self, input: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C2"]:
         B, H, W, C = input.shape
-        if torch.is_grad_enabled() or B * H * W > FEW_TOKENS:
+        if torch.is_grad_enabled() or not has_onednn(input) or B * H * W > FEW_TOKENS:  # exported, it takes any number of tokens
             return super().forward(input)
         r = self.stride[0]
         x = input[:, : H // r * r, : W // r * r].reshape(B, H // r, r, W // r, r, C).transpose(2, 3).reshape(B, H // r, W // r, r * r * C)

@@ -222,7 +222,7 @@ class MViT(Backbone):
         if self.class_token is None:
             return x.flatten(1, -2)
         class_token = self.class_token if self.class_position is None else self.class_token + self.class_position
-        return together(class_token.expand(len(x), -1, -1), x)
+        return together(class_token.expand(x.shape[0], -1, -1), x)
 
     def _run(self, x: Float[Tensor, "B C *size"]) -> tuple[list[Float[Tensor, "B _ *G"]], Float[Tensor, "B N D"]]:
         """All maps, and the last stage's tokens."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,11 @@ from torch import Tensor
 
 
 def resize_table(table: Float[Tensor, "*old C"], grid: Sequence[int]) -> Float[Tensor, "*new C"]:
-    """A table for another grid, interpolated linearly along every axis (cell centres, no smoothing); the table itself at its own size."""
-    if table.shape[:-1] == torch.Size(grid):
+    """A table for another grid, interpolated linearly along every axis (cell centres, no smoothing); the table itself at its own size.
+
+    A graph exported for any size always interpolates, which changes nothing at the table's own size.
+    """
+    if all(isinstance(side, int) for side in grid) and table.shape[:-1] == torch.Size(grid):
         return table
     mode = ("linear", "bilinear", "trilinear")[len(grid) - 1]
     return F.interpolate(table.movedim(-1, 0)[None], tuple(grid), mode=mode)[0].movedim(0, -1)
@@ -22,10 +26,15 @@ def relative_table(table: Float[Tensor, "L d"], queries: int, keys: int) -> Floa
 
     A table of 2 n - 1 rows holds the distances from 1 - n to n - 1 on the finer of the two grids; one of another length is resized first.
     """
-    table = resize_table(table, (2 * max(queries, keys) - 1,))
-    query_step, key_step = max(keys / queries, 1.0), max(queries / keys, 1.0)
+    table = resize_table(table, (2 * _larger(queries, keys) - 1,))
+    query_step, key_step = _larger(keys / queries, 1.0), _larger(queries / keys, 1.0)
     query, key = torch.arange(queries, device=table.device)[:, None], torch.arange(keys, device=table.device)
     return table[(query * query_step - key * key_step + (keys - 1) * key_step).long()]
+
+
+def _larger(a: float, b: float) -> Any:
+    """The larger number; in a graph exported for any size no decision is made yet."""
+    return torch.sym_max(a, b)
 
 
 def relative_logits(

@@ -126,7 +126,7 @@ class Stage(nn.Module):
         x = self.patch_norm(self.patches(x))
         x = x + resize_table(self.positions, x.shape[1:3])  # (B, H2, W2, C2)
         if self.class_token is not None and self.class_position is not None:
-            token = (self.class_token + self.class_position).expand(len(x), 1, -1)
+            token = (self.class_token + self.class_position).expand(x.shape[0], 1, -1)
             x = torch.cat([token, x.flatten(1, 2)], 1)  # (B, 1 + H2 * W2, C2)
         for block in self.blocks:
             x = run_block(block, x, checkpointing)
