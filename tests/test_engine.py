@@ -130,7 +130,7 @@ class TinyTask:
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
         noise = torch.randn(batch.images.shape, generator=generator) + random.random() * 0.0
-        return Batch(batch.images + 0.1 * noise, batch.targets, batch.paths, batch.sizes, batch.skipped)
+        return Batch(batch.images + 0.1 * noise, batch.targets, batch.paths, batch.sizes, batch.valid, batch.skipped)
 
     def loss(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         soft = soft_targets([cast(ClassTarget, target) for target in batch.targets], 2, smoothing=0.1)

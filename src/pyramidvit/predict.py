@@ -1,7 +1,7 @@
 """From a run folder or a weights file to predictions on pictures, one at a time or streamed."""
 
 import glob
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ Source = str | Path | np.ndarray
 class Predicted:
     """What the network says about one picture, and the picture itself, (H, W, C)."""
 
-    prediction: Prediction
+    prediction: Any
     image: np.ndarray = field(repr=False)
     task: ClassifyTask = field(repr=False)
 
@@ -104,7 +104,7 @@ class Predictor:
         return image, self.transform(sample)
 
     @torch.inference_mode()
-    def _predict(self, samples: list[Sample]) -> list[Prediction]:
+    def _predict(self, samples: list[Sample]) -> Sequence[Prediction]:
         if not samples:
             return []
         batch = collate(samples).to(self.device)

@@ -85,12 +85,26 @@ class MaskTarget:
 
 
 @dataclass(frozen=True)
+class Rle:
+    """A mask as COCO's compressed run lengths: column by column, zeros first. ``size`` is (height, width); geometry.py has the conversions."""
+
+    size: tuple[int, int]
+    counts: bytes
+
+
+@dataclass(frozen=True)
 class BoxTarget:
-    """Objects of a picture: ``boxes`` (N, 4) float32 xyxy pixels, ``labels`` (N,) int64, ``masks`` (N, H, W) bool or None."""
+    """Objects of a picture: ``boxes`` (N, 4) float32 xyxy pixels, ``labels`` (N,) int64, ``masks`` (N, H, W) bool or None.
+
+    ``crowd`` (N,) bool marks regions of many objects, which are neither learned nor counted as missed (None: there are none). ``areas``
+    (N,) float32 are in pixels, as annotated, for metrics by size (None: those of the masks or boxes).
+    """
 
     boxes: Tensor
     labels: Tensor
     masks: Tensor | None = None
+    crowd: Tensor | None = None
+    areas: Tensor | None = None
 
     def __post_init__(self) -> None:
         N = len(self.labels)
@@ -99,6 +113,9 @@ class BoxTarget:
             raise ValueError(
                 f"{N} labels need boxes ({N}, 4) and masks ({N}, H, W), got boxes {tuple(self.boxes.shape)} and masks {masks}."
             )
+        for name, values in (("crowd", self.crowd), ("areas", self.areas)):
+            if values is not None and values.shape != (N,):
+                raise ValueError(f"{N} labels need as many values of {name}, got {tuple(values.shape)}.")
 
 
 Target = ClassTarget | MaskTarget | BoxTarget
@@ -108,7 +125,7 @@ Target = ClassTarget | MaskTarget | BoxTarget
 class Sample:
     """One picture with its truth. ``image`` (C, H, W): uint8 0..255, or float32 0..1 (before normalisation).
 
-    ``size`` is (height, width) of the upright original; ``path`` names the file in messages.
+    Clips are (C, T, H, W). ``size`` is (height, width) of the upright original; ``path`` names the file in messages.
     """
 
     image: Tensor
@@ -127,21 +144,24 @@ class BadSample:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures of one step. ``images`` (B, C, H, W) float32, normalised; B may be 0 when every file was bad.
+    """Pictures (B, C, H, W) or clips (B, C, T, H, W) of one step, float32, normalised; B may be 0 when every file was bad.
 
-    ``targets``, ``paths`` and ``sizes`` have B entries; ``skipped`` names what was left out under ``--on-bad-sample skip``.
+    ``targets``, ``paths``, ``sizes`` and ``valid`` have B entries: ``sizes`` are (height, width) of the upright originals, ``valid`` those
+    of the part of each image that is picture; below and to the right of it are zeros that make all equally large. ``skipped`` names what
+    was left out under ``--on-bad-sample skip``.
     """
 
     images: Tensor
     targets: tuple[Target | None, ...]
     paths: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
+    valid: tuple[tuple[int, int], ...]
     skipped: tuple[BadSample, ...] = ()
 
     def __post_init__(self) -> None:
-        counts = {len(self.images), len(self.targets), len(self.paths), len(self.sizes)}
+        counts = {len(self.images), len(self.targets), len(self.paths), len(self.sizes), len(self.valid)}
         if len(counts) != 1:
-            raise ValueError(f"images, targets, paths and sizes of a batch must be equally many, got {sorted(counts)}.")
+            raise ValueError(f"images, targets, paths, sizes and valid of a batch must be equally many, got {sorted(counts)}.")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -175,7 +195,70 @@ class ClassScores:
         return {"path": self.path, "top": [{"class": name, "probability": round(p, 6)} for name, p in self.top(k)]}
 
 
-Prediction = ClassScores
+@dataclass(frozen=True)
+class SegMap:
+    """Class of every pixel of one picture: ``labels`` (H, W) uint8 (int64 for more than 255 classes), at the size of the original."""
+
+    path: str
+    classes: tuple[str, ...]
+    labels: Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.labels.ndim != 2:
+            raise ValueError(f"A label map is (H, W), got {tuple(self.labels.shape)}.")
+
+    def shares(self) -> dict[str, float]:
+        """Share of the picture that each class covers; classes that are absent are left out."""
+        shares = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes)) / max(self.labels.numel(), 1)
+        return {name: float(share) for name, share in zip(self.classes, shares, strict=False) if share > 0}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "size": list(self.labels.shape), "shares": {name: round(s, 6) for name, s in self.shares().items()}}
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Objects found in one picture, best first: ``boxes`` (N, 4) float32 xyxy pixels, ``labels`` (N,) int64, ``scores`` (N,) float32.
+
+    ``size`` is (height, width) of the upright original, which boxes and ``masks`` refer to; all tensors are on the CPU.
+    """
+
+    path: str
+    classes: tuple[str, ...]
+    size: tuple[int, int]
+    boxes: Tensor = field(repr=False)
+    labels: Tensor = field(repr=False)
+    scores: Tensor = field(repr=False)
+    masks: tuple[Rle, ...] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        N = len(self.scores)
+        if self.boxes.shape != (N, 4) or self.labels.shape != (N,) or (self.masks is not None and len(self.masks) != N):
+            raise ValueError(f"{N} scores need boxes ({N}, 4), labels ({N},) and as many masks, got boxes {tuple(self.boxes.shape)}.")
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def above(self, score: float) -> "Detections":
+        """Those with at least this score."""
+        keep = self.scores >= score
+        masks = None if self.masks is None else tuple(mask for mask, kept in zip(self.masks, keep, strict=True) if kept)
+        return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], masks=masks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Boxes as COCO writes them, (x, y, width, height), with class names instead of ids."""
+        objects: list[dict[str, Any]] = []
+        for index, (box, label, score) in enumerate(zip(self.boxes, self.labels, self.scores, strict=True)):
+            x, y, right, bottom = map(float, box)
+            sides = [round(value, 3) for value in (x, y, right - x, bottom - y)]
+            entry: dict[str, Any] = {"class": self.classes[int(label)], "score": round(float(score), 6), "bbox": sides}
+            if self.masks is not None:
+                entry["segmentation"] = {"size": list(self.masks[index].size), "counts": self.masks[index].counts.decode("ascii")}
+            objects.append(entry)
+        return {"path": self.path, "size": list(self.size), "objects": objects}
+
+
+Prediction = ClassScores | SegMap | Detections
 """What a task predicts for one picture."""
 
 Cell = str | int | float | None

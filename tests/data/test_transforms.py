@@ -180,7 +180,7 @@ def test_erasing_writes_noise_per_pixel() -> None:
 
 def batch(size: int, side: int = 16) -> Batch:
     images = torch.arange(size, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 3, side, side).clone()
-    return Batch(images, tuple(ClassTarget(i) for i in range(size)), ("x",) * size, ((side, side),) * size)
+    return Batch(images, tuple(ClassTarget(i) for i in range(size)), ("x",) * size, ((side, side),) * size, ((side, side),) * size)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 5])
@@ -216,7 +216,7 @@ def test_mixing_follows_probability_share_and_seed() -> None:
 
 
 def test_only_single_classes_can_be_mixed() -> None:
-    given = Batch(torch.zeros(1, 3, 8, 8), (MaskTarget(torch.zeros(8, 8, dtype=torch.uint8)),), ("x",), ((8, 8),))
+    given = Batch(torch.zeros(1, 3, 8, 8), (MaskTarget(torch.zeros(8, 8, dtype=torch.uint8)),), ("x",), ((8, 8),), ((8, 8),))
     with pytest.raises(UserError, match="exactly one class"):
         mix_batch(given, AugmentConfig(), torch.Generator())
     assert mix_batch(given, AugmentConfig(mixup=0, cutmix=0), torch.Generator()) is given

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from pyramidvit.data.folders import Item
@@ -28,6 +29,8 @@ from pyramidvit.errors import UserError
 from pyramidvit.types import BadSample, Batch, ClassTarget, Sample
 
 _TINY = 64
+_STRIDE = 32
+"""Of the coarsest map: padded images have whole cells."""
 _MOST_WORKERS = 8
 
 
@@ -163,15 +166,31 @@ class _EvaluationPlan:
 
 
 def collate(samples: Sequence[Sample | BadSample]) -> Batch:
-    """Samples of one size → a batch; bad ones only named. Without any good one, images are (0, 0, 0, 0)."""
+    """Samples → a batch; bad ones only named. Without any good one, images are (0, 0, 0, 0).
+
+    Images of different sizes get zeros on the right and below, up to the largest of them and to a multiple of 32.
+    """
     good = [sample for sample in samples if isinstance(sample, Sample)]
+    images = _padded([sample.image for sample in good])
     return Batch(
-        images=default_collate([sample.image for sample in good]) if good else torch.empty(0, 0, 0, 0),  # in a worker: into shared memory
+        images=default_collate(images) if good else torch.empty(0, 0, 0, 0),  # in a worker: into shared memory
         targets=tuple(sample.target for sample in good),
         paths=tuple(sample.path for sample in good),
         sizes=tuple(sample.size for sample in good),
+        valid=tuple(_height_width(sample.image) for sample in good),
         skipped=tuple(sample for sample in samples if isinstance(sample, BadSample)),
     )
+
+
+def _height_width(image: Tensor) -> tuple[int, int]:
+    return image.shape[-2], image.shape[-1]
+
+
+def _padded(images: list[Tensor]) -> list[Tensor]:
+    if len({image.shape for image in images}) < 2:
+        return images
+    height, width = (-(-max(sides) // _STRIDE) * _STRIDE for sides in zip(*map(_height_width, images), strict=True))
+    return [nn.functional.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
 
 
 class _Reader(Dataset[Batch | UserError]):
