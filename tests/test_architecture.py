@@ -14,9 +14,9 @@ LAYERS = [
     {"errors", "cpu", "config", "types", "files"},
     {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image"},
     {"weights", "weights.layouts", "data.folders"},
-    {"models", "data", "losses", "metrics", "draw", "optim"},
+    {"models", "data", "losses", "metrics", "draw", "tiling", "coco", "optim"},
     {"tasks"},
-    {"runs", "checkpoint", "runtime", "session", "step", "display", "report", "engine", "summary", "predict"},
+    {"runs", "checkpoint", "runtime", "session", "step", "display", "report", "engine", "summary", "predict", "bench"},
     {"verbs"},
     {"cli", "__main__"},
 ]

@@ -1,4 +1,4 @@
-"""How good predictions are, over a whole data set: nothing is averaged per batch.
+"""Classification: accuracy with its interval, recall and precision per class, what is taken for what.
 
 Shapes: n samples, B of one update, K classes. Shares and probabilities are from 0 to 1.
 """

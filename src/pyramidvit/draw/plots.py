@@ -1,0 +1,118 @@
+"""Plots of a run as PNG files: the confusion matrix, curves over epochs."""
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from pyramidvit.draw.canvas import BLUE, GREEN, INK, MUTED, ORANGE, PAPER, PURPLE, RED, TRACK, shorten, typeset
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+
+class Confusion(Protocol):
+    """What confusion_picture needs: names in label order, and counts (K, K), true classes down and predicted ones across."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def confusion(self) -> np.ndarray: ...
+
+
+def confusion_picture(result: Confusion) -> bytes:
+    """PNG of the confusion matrix: shades are shares of the true class (each row adds up to 1), numbers are samples.
+
+    Up to 25 classes have numbers in the cells and up to 60 have their names at the sides; with more, the sides count classes from 0.
+    """
+    from matplotlib import colormaps  # noqa: PLC0415
+    from matplotlib.colors import PowerNorm  # noqa: PLC0415
+
+    counts, K = result.confusion, len(result.classes)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.ma.masked_where(np.broadcast_to(totals == 0, counts.shape), counts / np.maximum(totals, 1))
+    side = min(max(0.5 * K, 2), 0.16 * K + 4, 9)  # inches
+    figure, (axes,) = _figure(side + 3, side + 2, 1)
+    shades = colormaps["Blues"].with_extremes(bad=TRACK)
+    mesh = axes.imshow(shares, shades, PowerNorm(0.6, 0, 1))  # the power keeps rare mistakes visible
+    if K <= 60:
+        size = min(9.0, 50 * side / K)
+        _name_ticks(axes.yaxis, result.classes, size, 0)
+        _name_ticks(axes.xaxis, result.classes, size, 90 if K > 3 else 0)
+    if K <= 25:
+        for true, predicted in np.argwhere(counts):
+            ink = PAPER if shares[true, predicted] > 0.4 else INK
+            axes.text(predicted, true, f"{counts[true, predicted]}", ha="center", va="center", color=ink, size=min(9.0, 28 * side / K))
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    bar = figure.colorbar(mesh, ax=axes, shrink=min(0.8, 3 / side), aspect=16, format="{x:.0%}", ticks=(0, 0.05, 0.2, 0.5, 1))
+    bar.ax.tick_params(labelsize=8, colors=MUTED, length=0)
+    bar.outline.set_visible(False)
+    bar.set_label("share of the true class", size=8, color=MUTED)
+    return _png(figure)
+
+
+def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """PNG of a run's curves over epochs, from the rows of metrics.jsonl: losses, shares from 0 to 1 such as top1, learning rate.
+
+    Names with "loss" in them are losses and ``lr`` is the learning rate; of the others those are drawn whose values are all from 0 to 1.
+    A row may lack a name, for instance in epochs without evaluation.
+    """
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("epoch", "step")]
+    curves = {name: [(row["epoch"], row[name]) for row in rows if isinstance(row.get(name), int | float)] for name in names}
+    losses = {name: points for name, points in curves.items() if "loss" in name and points}
+    rate = {name: points for name, points in curves.items() if name == "lr" and points}
+    others = {name: points for name, points in curves.items() if name not in losses and name not in rate and points}
+    shares = {name: points for name, points in others.items() if all(0 <= value <= 1 for _, value in points)}
+    panels = [(title, group) for title, group in (("loss", losses), ("share", shares), ("learning rate", rate)) if group]
+    if not panels:
+        raise ValueError("There is no curve to draw: the rows hold no loss, no share and no learning rate.")
+    figure, all_axes = _figure(7, 1.9 * len(panels) + 0.3, len(panels))
+    for axes, (title, group) in zip(all_axes, panels, strict=True):
+        for (name, points), colour, dash in zip(group.items(), cycle((BLUE, RED, GREEN, PURPLE, ORANGE)), cycle(("-", "--", "-.", ":"))):
+            places, values = zip(*points, strict=True)
+            axes.plot(places, values, dash, color=colour, label=name, linewidth=1.6, marker="o", markersize=4 if len(points) < 25 else 0)
+        axes.set_ylabel(title)
+        axes.grid(color=TRACK)
+        if group is not rate:
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    epochs = [row["epoch"] for row in rows]
+    all_axes[-1].set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
+    all_axes[-1].set_xlabel("epoch")
+    all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return _png(figure)
+
+
+def _figure(width: float, height: float, panels: int) -> "tuple[Figure, list[Axes]]":
+    """A figure in inches with panels above each other; free of pyplot, whose state is shared by the whole process."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure((width, height), dpi=150, facecolor=PAPER, layout="constrained")
+    columns = figure.subplots(panels, sharex=True, squeeze=False)[:, 0]
+    for axes in columns:
+        axes.spines[:].set_visible(False)
+        axes.tick_params(colors=MUTED, labelsize=8, length=0)
+        axes.xaxis.label.set(color=INK, size=9)
+        axes.yaxis.label.set(color=INK, size=9)
+    return figure, list(columns)
+
+
+def _name_ticks(axis: "Axis", names: Sequence[str], size: float, turn: float) -> None:
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
+
+    texts, paths = zip(*(typeset(shorten(name, 24)) for name in names), strict=True)
+    axis.set_ticks(range(len(names)), texts, rotation=turn, parse_math=False)
+    for label, path in zip(axis.get_ticklabels(), paths, strict=True):
+        label.set_fontproperties(FontProperties(fname=path, size=size))
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.15)
+    return buffer.getvalue()
