@@ -1,9 +1,10 @@
 """What `train` costs beside the steps themselves: an epoch on photos, and the same steps on batches that are already in memory.
 
-Both sides train the same network from the same weights on the same batches in one process, turn by turn; a number is the median over the
-turns. Evaluation and the checkpoint are not part of an epoch here. Run on a quiet machine:
+One process, one training of several epochs; in front of each epoch but the first the bare loop runs the same batches, so that the two take
+turns. An epoch through `train` counts everything up to the next one, its checkpoint too; there is no validation split. A number is the
+median over the turns. Run on a quiet machine:
 
-    python benchmarks/loop.py PHOTOS --steps 8 --turns 3
+    GOMP_SPINCOUNT=2000 python benchmarks/loop.py PHOTOS --turns 3
 """
 
 import argparse
@@ -19,7 +20,7 @@ from rich.console import Console
 
 from pyramidvit.config import RunConfig
 from pyramidvit.cpu import keep_freed_memory
-from pyramidvit.data.folders import read_class_data
+from pyramidvit.data.folders import ClassData, read_class_data
 from pyramidvit.data.loader import EpochPlan, training_batches
 from pyramidvit.engine import train
 from pyramidvit.optim import param_groups
@@ -28,61 +29,80 @@ from pyramidvit.tasks.classify import ClassifyTask
 from pyramidvit.types import Batch
 
 
-def steps_in_memory(task: ClassifyTask, batches: list[Batch]) -> float:
-    """Seconds for a bare loop: mix, forward, loss, backward, optimiser step."""
-    torch.manual_seed(0)
-    model = task.model().train()
-    optimizer = torch.optim.AdamW(param_groups(model, weight_decay=0.05), lr=1e-4, fused=True)
-    generator = torch.Generator().manual_seed(0)
-    started = time.perf_counter()
-    for batch in batches:
-        batch = task.mix(batch, generator)
-        torch.stack([*task.loss(model(batch.images), batch).values()]).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return time.perf_counter() - started
+class BareLoop:
+    """Mix, forward, loss, backward, optimiser step on batches that are there already."""
+
+    def __init__(self, task: ClassifyTask, batches: list[Batch]) -> None:
+        self.task, self.batches = task, batches
+        self.model = task.model().train()
+        self.optimizer = torch.optim.AdamW(param_groups(self.model, weight_decay=0.05), lr=1e-4, fused=True)
+
+    def seconds(self) -> float:
+        generator = torch.Generator().manual_seed(0)
+        started = time.perf_counter()
+        for batch in self.batches:
+            batch = self.task.mix(batch, generator)
+            torch.stack([*self.task.loss(self.model(batch.images), batch).values()]).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return time.perf_counter() - started
 
 
-def epoch_of_train(task: ClassifyTask, config: RunConfig, samples: int) -> float:
-    """Seconds for the same number of samples through `train`, reading and augmenting the photos."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunFolder.create(Path(folder), "classify", "loop")
-        result = train(task, config, run, console=Console(file=io.StringIO()))
-    return samples / result.samples_per_second
+class WatchedTask(ClassifyTask):
+    """Notes when each epoch starts, and lets the bare loop run before it."""
+
+    def watch(self, bare: BareLoop, steps: int) -> None:
+        self.bare, self.steps, self.mixed, self.alone = bare, steps, 0, list[float]()
+        self.starts, self.ends = list[float](), list[float]()
+
+    def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
+        if self.mixed % self.steps == 0:
+            self.ends.append(time.perf_counter())
+            if self.mixed:
+                self.alone.append(self.bare.seconds())
+            self.starts.append(time.perf_counter())
+        self.mixed += 1
+        return super().mix(batch, generator)
+
+
+def shortened(data: ClassData, samples: int) -> ClassData:
+    """A random part of the training photos and no others."""
+    train = data.splits["train"]
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
+    return ClassData(data.root, data.classes, {"train": tuple(train[i] for i in order[:samples]), "val": ()})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--model", default="pvt_v2_b0")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=10**9)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     keep_freed_memory()
-    data = read_class_data(options.photos)
-    samples = min(options.steps * options.batch_size, len(data.splits["train"]))
-    order = torch.randperm(len(data.splits["train"]), generator=torch.Generator().manual_seed(0)).tolist()
-    data = type(data)(data.root, data.classes, {"train": tuple(data.splits["train"][i] for i in order[:samples]), "val": ()}, (), False)
-    config = RunConfig.model_validate(
-        {"model": {"name": options.model}, "loop": {"batch_size": options.batch_size, "epochs": 1, "device": "cpu"}}
-    )
-    task = ClassifyTask(config, data.classes, data)
+    data = shortened(read_class_data(options.photos), options.samples)
+    loop = {"batch_size": options.batch_size, "epochs": options.turns + 1, "device": "cpu"}
+    config = RunConfig.model_validate({"model": {"name": options.model}, "loop": loop})
+    samples = len(data.splits["train"])
     plan = EpochPlan(samples, options.batch_size, seed=0)
+    task = WatchedTask(config, data.classes, data)
     batches = list(training_batches(task.dataset("train"), plan, start=0, stop=plan.batches_per_epoch))
-    steps_in_memory(task, batches[:1])
-    turns = [(epoch_of_train(task, config, samples), steps_in_memory(task, batches)) for _ in range(options.turns)]
-    through, bare = (statistics.median(column) for column in zip(*turns, strict=True))
+    task.watch(BareLoop(ClassifyTask(config, data.classes, data), batches), plan.batches_per_epoch)
+    with tempfile.TemporaryDirectory() as folder:
+        train(task, config, RunFolder.create(Path(folder), "classify", "loop"), console=Console(file=io.StringIO()))
+    task.ends.append(time.perf_counter())
+    through = [end - start for start, end in zip(task.starts[1:], task.ends[2:], strict=True)]
     result = {
         "model": options.model,
         "samples": samples,
         "batch_size": options.batch_size,
         "threads": torch.get_num_threads(),
-        "seconds_through_train": round(through, 2),
-        "seconds_in_memory": round(bare, 2),
-        "ratio": round(statistics.median(a / b for a, b in turns), 3),
-        "turns": [[round(a, 2), round(b, 2)] for a, b in turns],
+        "seconds_through_train": round(statistics.median(through), 2),
+        "seconds_in_memory": round(statistics.median(task.alone), 2),
+        "ratio": round(statistics.median(a / b for a, b in zip(through, task.alone, strict=True)), 3),
+        "turns": [[round(a, 2), round(b, 2)] for a, b in zip(through, task.alone, strict=True)],
     }
     print(json.dumps(result, indent=2))
     if options.out:

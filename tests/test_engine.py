@@ -34,7 +34,7 @@ from pyramidvit import checkpoint, engine, weights
 from pyramidvit.checkpoint import TrainState
 from pyramidvit.config import RunConfig
 from pyramidvit.data.folders import Item, read_class_data
-from pyramidvit.data.loader import ImageDataset, SampleKey
+from pyramidvit.data.samples import SampleDataset, SampleKey
 from pyramidvit.engine import TrainResult, train
 from pyramidvit.errors import UserError
 from pyramidvit.files import read_tensors
@@ -122,8 +122,8 @@ class TinyTask:
     preprocess: Preprocess = field(default_factory=Preprocess)
     weights: Tensor | None = None
 
-    def dataset(self, split: str) -> ImageDataset:
-        return cast(ImageDataset, self.train if split == "train" else self.val)
+    def dataset(self, split: str) -> SampleDataset:
+        return cast(SampleDataset, self.train if split == "train" else self.val)
 
     def model(self) -> nn.Module:
         return TinyNet(self.batch_norm)

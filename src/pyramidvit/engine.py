@@ -18,7 +18,8 @@ from torch import nn
 
 from pyramidvit import checkpoint, weights
 from pyramidvit.config import RunConfig
-from pyramidvit.data.loader import ImageDataset, evaluation_batches, training_batches
+from pyramidvit.data.loader import Batches, evaluation_batches, training_batches
+from pyramidvit.data.samples import SampleDataset
 from pyramidvit.display import Display
 from pyramidvit.errors import UserError
 from pyramidvit.optim import train_mode
@@ -91,13 +92,15 @@ def train(task: Task, config: RunConfig, run: RunFolder, *, resume: bool = False
             console = Console(quiet=True)
         last = loop.epochs * session.plan.batches_per_epoch
         batches = training_batches(data, session.plan, start=session.first_batch, stop=last, workers=config.data.workers)
+        held_out = batches_to_evaluate(task.dataset("val"), config, accelerator)
+        held_out.start()
         written = run if accelerator.is_main_process else None
         with Display(
             console, written, total_steps=session.total_steps, step=session.progress.step, tensorboard=loop.tensorboard
         ) as display:
             for note in session.notes:
                 display.say(note)
-            return _loop(session, run, batches, signals, display)
+            return _loop(session, run, batches, held_out, signals, display)
 
 
 def _refuse_restart(run: RunFolder) -> None:
@@ -109,10 +112,11 @@ def _refuse_restart(run: RunFolder) -> None:
         )
 
 
-def _loop(session: Session, run: RunFolder, batches: Iterator[Batch], signals: StopSignals, display: Display) -> TrainResult:
+def _loop(
+    session: Session, run: RunFolder, batches: Iterator[Batch], held_out: Batches, signals: StopSignals, display: Display
+) -> TrainResult:
     """Steps, evaluations and checkpoints in turn until there is a reason to end."""
     progress, every = session.progress, session.config.loop.save_every
-    held_out = session.task.dataset("val")
     evaluation = stopped_by = None
     train_mode(session.model)
     while True:
@@ -182,7 +186,7 @@ def _save(session: Session, run: RunFolder) -> None:
     session.saved = here
 
 
-def _finish_epoch(session: Session, run: RunFolder, held_out: ImageDataset, signals: StopSignals, display: Display) -> Evaluation | None:
+def _finish_epoch(session: Session, run: RunFolder, held_out: Batches, signals: StopSignals, display: Display) -> Evaluation | None:
     """Evaluate, keep the best weights, write the epoch's row. Returns a new best evaluation; a signal meanwhile leaves it all for later."""
     progress, loop = session.progress, session.config.loop
     epoch = len(progress.rows) + 1
@@ -225,10 +229,16 @@ def _finish_epoch(session: Session, run: RunFolder, held_out: ImageDataset, sign
     return best
 
 
+def batches_to_evaluate(dataset: SampleDataset, config: RunConfig, accelerator: Accelerator) -> Batches:
+    """This process's share of the samples."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    return evaluation_batches(dataset, config.loop.batch_size, workers=config.data.workers, rank=rank, world=world)
+
+
 def evaluate(
     task: Task,
     model: nn.Module,
-    dataset: ImageDataset,
+    data: SampleDataset | Batches,
     *,
     config: RunConfig,
     accelerator: Accelerator | None = None,
@@ -240,11 +250,12 @@ def evaluate(
     """
     started = time.perf_counter()
     accelerator = accelerator or make_accelerator(config.loop.device, config.loop.precision)
-    rank, world = accelerator.process_index, accelerator.num_processes
+    world = accelerator.num_processes
+    batches = data if isinstance(data, Batches) else batches_to_evaluate(data, config, accelerator)
     model.to(accelerator.device).eval()
     metric, skipped, stopped = task.metric(), list[BadSample](), False
     with torch.no_grad():
-        for batch in evaluation_batches(dataset, config.loop.batch_size, workers=config.data.workers, rank=rank, world=world):
+        for batch in batches:
             skipped += batch.skipped
             if len(batch):
                 batch = batch.to(accelerator.device)

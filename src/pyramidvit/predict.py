@@ -17,7 +17,7 @@ from pyramidvit.data.folders import SUFFIXES
 from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.data.loader import collate
 from pyramidvit.draw import encode_png
-from pyramidvit.errors import UserError
+from pyramidvit.errors import BadFileError, UserError
 from pyramidvit.files import write_bytes
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device, make_accelerator
@@ -73,12 +73,12 @@ class Predictor:
     def __call__(self, source: Iterable[Source]) -> list[Predicted]: ...
 
     def __call__(self, source: Source | Iterable[Source]) -> Predicted | list[Predicted]:
-        """Predict for one picture, or for several in order. ImageError for the first that can't be read."""
+        """Predict for one picture, or for several in order. BadFileError for the first that can't be read."""
         sources: Iterable[Source] = [source] if isinstance(source, str | Path | np.ndarray) else source
         results: list[Predicted] = []
         for result in self.stream(sources):
             if isinstance(result, BadSample):
-                raise ImageError(result.path, result.reason)
+                raise BadFileError(result.path, result.reason)
             results.append(result)
         return results[0] if isinstance(source, str | Path | np.ndarray) else results
 

@@ -86,7 +86,7 @@ class MaskTarget:
 
 @dataclass(frozen=True)
 class Rle:
-    """A mask as COCO's compressed run lengths: column by column, zeros first. ``size`` is (height, width); geometry.py has the conversions."""
+    """A mask as COCO's compressed run lengths: column by column, zeros first. ``size`` is (height, width)."""
 
     size: tuple[int, int]
     counts: bytes

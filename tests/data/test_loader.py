@@ -18,18 +18,18 @@ from pyramidvit.data.folders import Item
 from pyramidvit.data.image import ImageError, ReadOptions
 from pyramidvit.data.loader import (
     EpochPlan,
-    ImageDataset,
-    SampleKey,
     collate,
     default_workers,
     evaluation_batches,
     training_batches,
 )
+from pyramidvit.data.samples import PictureReader, SampleDataset, SampleKey
 from pyramidvit.data.transforms import Transform, eval_transform, train_transform
 from pyramidvit.errors import UserError
 from pyramidvit.types import BadSample, Batch, ClassTarget, Preprocess, Sample
 
 PREPROCESS = Preprocess(size=(32, 32))
+READ = PictureReader(ReadOptions())
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def items(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
 
 
 @pytest.fixture
-def dataset(items: list[Item]) -> ImageDataset:
-    return ImageDataset(items, train_transform(AugmentConfig(), PREPROCESS), ReadOptions(), seed=7)
+def dataset(items: list[Item]) -> SampleDataset:
+    return SampleDataset(items, READ, train_transform(AugmentConfig(), PREPROCESS), seed=7)
 
 
 def equal(a: Iterable[Batch], b: Iterable[Batch]) -> bool:
@@ -50,7 +50,7 @@ def equal(a: Iterable[Batch], b: Iterable[Batch]) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_same_bits_for_any_number_of_workers_and_from_any_batch_on(dataset: ImageDataset, workers: int) -> None:
+def test_the_same_bits_for_any_number_of_workers_and_from_any_batch_on(dataset: SampleDataset, workers: int) -> None:
     plan = EpochPlan(11, 4, seed=3)
     straight = list(training_batches(dataset, plan, start=0, stop=8, workers=0))
     assert equal(straight, training_batches(dataset, EpochPlan(11, 4, seed=3), start=0, stop=8, workers=workers))
@@ -59,7 +59,7 @@ def test_the_same_bits_for_any_number_of_workers_and_from_any_batch_on(dataset: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_reading_leaves_the_random_numbers_of_training_alone(dataset: ImageDataset, workers: int) -> None:
+def test_reading_leaves_the_random_numbers_of_training_alone(dataset: SampleDataset, workers: int) -> None:
     torch.manual_seed(0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     list(training_batches(dataset, EpochPlan(11, 4, seed=3), start=0, stop=3, workers=workers))
@@ -75,7 +75,7 @@ def test_threads_of_the_main_process_do_not_change_a_bit(tmp_path: Path) -> None
     def contrast(sample: Sample) -> Sample:
         return replace(sample, image=adjust_contrast(sample.image.contiguous(), 1.6))
 
-    data = ImageDataset([Item(tmp_path / f"{i}.npy", 0) for i in range(12)], contrast, ReadOptions())
+    data = SampleDataset([Item(tmp_path / f"{i}.npy", 0) for i in range(12)], READ, contrast)
     before, images = torch.get_num_threads(), {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -84,15 +84,15 @@ def test_threads_of_the_main_process_do_not_change_a_bit(tmp_path: Path) -> None
     assert torch.equal(images[1], images[2])
 
 
-def test_epoch_view_index_and_seed_each_change_the_view(dataset: ImageDataset, items: list[Item]) -> None:
-    def image(data: ImageDataset, *key: int) -> torch.Tensor:
+def test_epoch_view_index_and_seed_each_change_the_view(dataset: SampleDataset, items: list[Item]) -> None:
+    def image(data: SampleDataset, *key: int) -> torch.Tensor:
         sample = data[SampleKey(*key)]
         assert isinstance(sample, Sample)
         return sample.image
 
     first = image(dataset, 0, 1, 0)
     assert torch.equal(first, image(dataset, 0, 1, 0))
-    other_seed = ImageDataset(items, dataset.transform, ReadOptions(), seed=8)
+    other_seed = SampleDataset(items, READ, dataset.transform, seed=8)
     for other in (image(dataset, 1, 1, 0), image(dataset, 0, 1, 1), image(dataset, 0, 2, 0), image(other_seed, 0, 1, 0)):
         assert not torch.equal(first, other)
 
@@ -155,7 +155,7 @@ def test_repeats_give_each_picture_several_views_in_an_epoch_of_the_same_length(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_evaluation_sees_every_picture_once_without_padding(items: list[Item], world: int, workers: int) -> None:
-    data = ImageDataset(items, eval_transform(PREPROCESS), ReadOptions())
+    data = SampleDataset(items, READ, eval_transform(PREPROCESS))
     seen: list[str] = []
     for rank in range(world):
         for batch in evaluation_batches(data, 2, workers=workers, rank=rank, world=world):
@@ -165,8 +165,18 @@ def test_evaluation_sees_every_picture_once_without_padding(items: list[Item], w
     assert world > 1 or seen == sorted(seen)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_can_be_gone_through_again_even_after_a_pass_was_left(items: list[Item], workers: int) -> None:
+    """The workers of an evaluation are started once and serve every epoch."""
+    batches = evaluation_batches(SampleDataset(items, READ, eval_transform(PREPROCESS)), 2, workers=workers)
+    batches.start()
+    once = list(batches)
+    assert len(next(iter(batches))) == 2
+    assert equal(once, batches)
+
+
 def test_samples_carry_label_path_and_size_of_the_original(items: list[Item]) -> None:
-    (batch,) = evaluation_batches(ImageDataset(items[:2], eval_transform(PREPROCESS), ReadOptions()), 8, workers=0)
+    (batch,) = evaluation_batches(SampleDataset(items[:2], READ, eval_transform(PREPROCESS)), 8, workers=0)
     assert batch.targets == (ClassTarget(0), ClassTarget(1))
     assert batch.sizes == ((40, 50), (41, 50))
     assert batch.paths[1] == str(items[1].path)
@@ -182,7 +192,7 @@ def with_bad(items: list[Item], tmp_path: Path) -> list[Item]:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_file_stops_with_its_path_and_reason(with_bad: list[Item], workers: int) -> None:
     """PB-35: the error that arrives is the ImageError itself, from worker processes too."""
-    batches = evaluation_batches(ImageDataset(with_bad, eval_transform(PREPROCESS), ReadOptions()), 3, workers=workers)
+    batches = iter(evaluation_batches(SampleDataset(with_bad, READ, eval_transform(PREPROCESS)), 3, workers=workers))
     assert len(next(batches)) == 3
     with pytest.raises(ImageError) as error:
         next(batches)
@@ -193,7 +203,7 @@ def test_a_bad_file_stops_with_its_path_and_reason(with_bad: list[Item], workers
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_bad_file_is_left_out_and_named_on_request(with_bad: list[Item], workers: int) -> None:
     """PB-35: never replaced by another sample."""
-    data = ImageDataset(with_bad, eval_transform(PREPROCESS), ReadOptions(), on_bad_sample="skip")
+    data = SampleDataset(with_bad, READ, eval_transform(PREPROCESS), on_bad_sample="skip")
     batches = list(evaluation_batches(data, 3, workers=workers))
     assert [len(batch) for batch in batches] == [3, 2]
     (skipped,) = batches[1].skipped
@@ -222,13 +232,13 @@ def failing(error: Exception | None) -> Transform:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fault_while_reading_names_the_file(items: list[Item], workers: int) -> None:
-    data = ImageDataset(items, failing(KeyError("oops")), ReadOptions())
+    data = SampleDataset(items, READ, failing(KeyError("oops")))
     with pytest.raises(RuntimeError, match=r"While reading .*03\.png: KeyError: 'oops'"):
         list(evaluation_batches(data, 1, workers=workers))
 
 
 def test_an_error_of_the_user_comes_back_as_one(items: list[Item]) -> None:
-    data = ImageDataset(items, eval_transform(Preprocess.for_channels(4)), ReadOptions())
+    data = SampleDataset(items, READ, eval_transform(Preprocess.for_channels(4)))
     with pytest.raises(UserError, match=r"00\.png has 3 channels"):
         list(evaluation_batches(data, 2, workers=1))
 
@@ -236,8 +246,8 @@ def test_an_error_of_the_user_comes_back_as_one(items: list[Item]) -> None:
 @pytest.mark.slow
 def test_a_killed_worker_says_what_it_was_reading(items: list[Item]) -> None:
     """As the kernel does when memory runs out."""
-    data = ImageDataset(items, failing(None), ReadOptions())
-    with pytest.raises(UserError, match=r"killed while it was at .*03\.png.*--workers"):
+    data = SampleDataset(items, READ, failing(None))
+    with pytest.raises(UserError, match=r"killed at .*03\.png.*--workers"):
         list(evaluation_batches(data, 1, workers=1))
 
 

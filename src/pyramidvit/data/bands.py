@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pyramidvit.errors import UserError
+from pyramidvit.errors import BadFileError, UserError
 
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
@@ -39,16 +39,8 @@ class ReadOptions:
 DEFAULTS = ReadOptions()
 
 
-class ImageError(UserError):
-    """A file that gives no picture: ``path`` and ``reason``."""
-
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"Can't read {path}: {reason}")
-        self.path = str(path)
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type["ImageError"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # survives the way from a worker process
+class ImageError(BadFileError):
+    """A file that gives no picture."""
 
 
 class BandError(ImageError):

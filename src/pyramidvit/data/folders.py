@@ -7,24 +7,22 @@ left out, so that training in the folder of the pictures does not turn ``runs`` 
 """
 
 import csv
-import difflib
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from pyramidvit.data.listing import did_you_mean, entries_of, first_of, inside, relative
 from pyramidvit.errors import UserError
+from pyramidvit.types import ClassTarget
 
 _SUFFIX_TEXT = ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .avif .avifs .gif .tif .tiff .bmp .dib .ppm .pgm .pbm .pnm .jp2 .tga .npy"
 SUFFIXES = frozenset([*_SUFFIX_TEXT.split(), ".heic", ".heif"])
 """Names that are taken for pictures; HEIC can't be read, but leaving it out without a word would be worse than saying so."""
 VAL_NAMES = ("val", "valid", "validation", "test")
-_JUNK = frozenset(
-    ("__macosx", "@eadir", "thumbs.db", "desktop.ini", "__pycache__", "$recycle.bin", "system volume information", "lost+found")
-)
 _PATH_HEADS = ("path", "file", "filename", "file_name", "image")
 _LABEL_HEADS = ("label", "class", "class_name", "category")
 
@@ -35,6 +33,9 @@ class Item:
 
     path: Path
     label: int
+
+    def target(self, _: tuple[int, int]) -> ClassTarget:
+        return ClassTarget(self.label)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class ClassData:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with paths relative to ``root``, which is the one absolute path."""
-        splits = {name: [[_relative(item.path, self.root), item.label] for item in items] for name, items in self.splits.items()}
-        ignored = [_relative(path, self.root) for path in self.ignored]
+        splits = {name: [[relative(item.path, self.root), item.label] for item in items] for name, items in self.splits.items()}
+        ignored = [relative(path, self.root) for path in self.ignored]
         root = str(self.root.absolute())
         return {"root": root, "classes": [*self.classes], "splits": splits, "ignored": ignored, "made_split": self.made_split}
 
@@ -61,7 +62,7 @@ class ClassData:
             base = Path(content["root"]) if root is None else root
             classes = tuple(str(name) for name in content["classes"])
             splits = {
-                name: tuple(Item(base / _inside(path, "the saved split"), int(label)) for path, label in content["splits"][name])
+                name: tuple(Item(base / inside(path, "the saved split"), int(label)) for path, label in content["splits"][name])
                 for name in ("train", "val")
             }
             ignored = tuple(base / path for path in content["ignored"])
@@ -89,7 +90,7 @@ def read_class_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, 
     """
     root = Path(root)
     if not os.path.exists(root):  # False, where Path.exists raises, for names that are too long or a folder that may not be entered
-        raise UserError(f"There is no folder or CSV file {root}.{_similar(root.name, (path.name for path in root.parent.glob('*')))}")
+        raise UserError(f"There is no folder or CSV file {root}.{did_you_mean(root.name, (path.name for path in root.parent.glob('*')))}")
     ignored: list[Path] = []
     if root.is_file():
         if root.suffix.lower() != ".csv":
@@ -123,19 +124,19 @@ def fingerprint(data: ClassData) -> str:
             size = item.path.stat().st_size
         except OSError:  # a link that leads nowhere, say; whoever reads the picture treats it as any bad file
             size = -1
-        lines.append(f"{_relative(item.path, data.root)}\t{size}\t{data.classes[item.label]}\n")
+        lines.append(f"{relative(item.path, data.root)}\t{size}\t{data.classes[item.label]}\n")
     return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[_Named]], list[str]]:
     """Pictures per split, and the class folders, empty ones too."""
-    tables = {split: table for split, names in (("train", ("train",)), ("val", VAL_NAMES)) if (table := _first(root, names, ".csv"))}
+    tables = {split: table for split, names in (("train", ("train",)), ("val", VAL_NAMES)) if (table := first_of(root, names, ".csv"))}
     if tables:
         return {split: _read_csv(table) for split, table in tables.items()}, []
-    folders, files = _entries(root, ignored)
-    train, val = _first(root, ("train",)), _first(root, VAL_NAMES)
+    folders, files = entries_of(root, ignored)
+    train, val = first_of(root, ("train",)), first_of(root, VAL_NAMES)
     others = [folder for folder in folders if folder not in (train, val)]
-    if train is not None and (val is not None or not others or _entries(train, [])[0]):
+    if train is not None and (val is not None or not others or entries_of(train, [])[0]):
         split_folders = {"train": train} | ({"val": val} if val is not None else {})
     elif val is not None and not others:
         split_folders = {"val": val}
@@ -146,7 +147,7 @@ def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[_Named
     named: dict[str, list[_Named]] = {}
     classes: list[str] = []
     for split, folder in split_folders.items():
-        class_folders, loose = _entries(folder, ignored if folder != root else [])
+        class_folders, loose = entries_of(folder, ignored if folder != root else [])
         if not class_folders and any(file.suffix.lower() in SUFFIXES for file in loose):
             raise UserError(f"{folder} holds pictures but no class folders; move the pictures of each class into a folder named after it.")
         ignored += loose
@@ -156,47 +157,11 @@ def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[_Named
     return named, classes
 
 
-def _first(root: Path, names: Iterable[str], suffix: str = "") -> Path | None:
-    """The folder, or the file of that suffix, that has the first of the names there is; Train counts as train."""
-    entries = {path.name.lower(): path for path in sorted(root.iterdir(), reverse=True) if path.is_dir() != bool(suffix)}
-    return next((entries[name + suffix] for name in names if name + suffix in entries), None)
-
-
-def _entries(folder: Path, ignored: list[Path]) -> tuple[list[Path], list[Path]]:
-    """Sorted subfolders and files; junk goes to ``ignored``."""
-    try:
-        entries = sorted(folder.iterdir())
-    except OSError as error:
-        raise UserError(f"Can't list the folder {folder}: {error.strerror}.") from error
-    folders = [path for path in entries if path.is_dir()]
-    runs = {path for path in folders if _holds_runs(path)}
-    junk = [path for path in entries if _is_junk(path.name) or path in runs]
-    ignored += junk
-    others = {*junk, *folders}
-    return [path for path in folders if path not in junk], [path for path in entries if path not in others]
-
-
-def _holds_runs(path: Path) -> bool:
-    """Whether a folder is a run of ours or holds nothing but such; looks no further than the first file that says otherwise."""
-    if os.path.isfile(path / "config.yaml") and os.path.isdir(path / "checkpoints"):
-        return True
-    try:
-        with os.scandir(path) as entries:
-            below = (one.is_dir(follow_symlinks=False) and _holds_runs(Path(one)) for one in entries if not _is_junk(one.name))
-            return next(below, False) and all(below)
-    except OSError:  # it may not be listed, which is said when it is read
-        return False
-
-
-def _is_junk(name: str) -> bool:
-    return name.startswith(".") or name.lower() in _JUNK
-
-
 def _pictures(folder: Path, ignored: list[Path], above: frozenset[Path] = frozenset()) -> list[Path]:
     """Pictures in a folder and below it; links to folders are followed, circles are not."""
     if (real := folder.resolve()) in above:
         return []
-    folders, files = _entries(folder, ignored)
+    folders, files = entries_of(folder, ignored)
     ignored += [file for file in files if file.suffix.lower() not in SUFFIXES]
     below = [path for one in folders for path in _pictures(one, ignored, above | {real})]
     return [file for file in files if file.suffix.lower() in SUFFIXES] + below
@@ -232,7 +197,7 @@ def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_N
         try:
             if len(row) <= max(path_column, label_column) or (not paths and len(row) != 2):
                 raise ValueError(f"expected path,label separated by a comma, got {len(row)} cells: {row}")
-            picture = _Named(table.parent / _inside(row[path_column], "a row"), row[label_column])
+            picture = _Named(table.parent / inside(row[path_column], "a row"), row[label_column])
             if not picture.name:
                 raise ValueError(f"{row[path_column]} has no label")
             if not os.path.isfile(picture.path):  # False for a name that is too long, too
@@ -250,19 +215,11 @@ def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_N
     return sorted(pictures, key=lambda picture: picture.path)
 
 
-def _inside(path: str, where: str) -> Path:
-    """A relative path that can't leave its folder."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or Path(path).is_absolute():
-        raise ValueError(f"{path!r} in {where} must be a path below the table's own folder, without '..'")
-    return Path(pure)
-
-
 def _refuse_unknown(split: str, pictures: list[_Named], index: Mapping[str, int], root: Path) -> None:
     unknown = Counter(picture.name for picture in pictures if picture.name not in index)
     if unknown:
         what = ", ".join(f"{name!r} ({n} pictures)" for name, n in unknown.most_common(5))
-        hint = _similar(next(iter(unknown)), index)
+        hint = did_you_mean(next(iter(unknown)), index)
         known = ", ".join(sorted(index)[:10]) + (" …" if len(index) > 10 else "")
         raise UserError(
             f"The {split} split of {root} has {len(unknown)} classes that the class list does not have: {what}.{hint} "
@@ -277,21 +234,12 @@ def _split(items: Sequence[Item], root: Path, val_share: float, seed: int) -> tu
         by_class[item.label].append(item)
     held: set[Path] = set()
     for members in by_class.values():
-        members.sort(key=lambda item: hashlib.sha256(f"{seed}/{_relative(item.path, root)}".encode("utf-8", "surrogateescape")).digest())
+        members.sort(key=lambda item: hashlib.sha256(f"{seed}/{relative(item.path, root)}".encode("utf-8", "surrogateescape")).digest())
         count = min(max(round(val_share * len(members)), 1), len(members) - 1)
         held.update(item.path for item in members[:count])
     return tuple(item for item in items if item.path not in held), tuple(item for item in items if item.path in held)
 
 
-def _relative(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def _similar(name: str, names: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(names), n=3)
-    return f" Did you mean {' or '.join(matches)}?" if matches else ""
-
-
 def _left_out(ignored: list[Path], root: Path) -> str:
-    names = ", ".join(_relative(path, root) for path in ignored[:5])
+    names = ", ".join(relative(path, root) for path in ignored[:5])
     return f" Left out: {names}{' …' if len(ignored) > 5 else ''}." if ignored else ""

@@ -13,85 +13,21 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
-from pyramidvit.data.folders import Item
-from pyramidvit.data.image import ImageError, ReadOptions, read_image
-from pyramidvit.data.transforms import Transform
+from pyramidvit.data.samples import SampleDataset, SampleKey, seed_from
 from pyramidvit.errors import UserError
-from pyramidvit.types import BadSample, Batch, ClassTarget, Sample
+from pyramidvit.types import BadSample, Batch, Sample
 
 _TINY = 64
 _STRIDE = 32
 """Of the coarsest map: padded images have whole cells."""
 _MOST_WORKERS = 8
-
-
-@dataclass(frozen=True, order=True)
-class SampleKey:
-    """One view of one picture: ``view`` counts the views of a picture within an epoch."""
-
-    epoch: int
-    index: int
-    view: int = 0
-
-
-class ImageDataset:
-    """Labelled pictures, read and transformed when asked for.
-
-    A file that can't be read raises ImageError, or with ``on_bad_sample="skip"`` stands as a BadSample in the place of its sample.
-    """
-
-    def __init__(
-        self,
-        items: Sequence[Item],
-        transform: Transform,
-        options: ReadOptions,
-        *,
-        seed: int = 0,
-        on_bad_sample: Literal["error", "skip"] = "error",
-    ) -> None:
-        self.items, self.transform, self.options, self.seed, self.on_bad_sample = items, transform, options, seed, on_bad_sample
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, key: SampleKey) -> Sample | BadSample:
-        item = self.items[key.index]
-        try:
-            array = read_image(item.path, self.options)
-        except ImageError as error:
-            if self.on_bad_sample == "skip":
-                return BadSample(error.path, error.reason)
-            raise
-        image = torch.from_numpy(array).permute(2, 0, 1)  # stays channels-last in memory, which resizing is fast on
-        sample = Sample(image, ClassTarget(item.label), str(item.path), array.shape[:2])
-        with _own_randomness(self.seed, key.epoch, key.index, key.view):
-            return self.transform(sample)
-
-
-@contextmanager
-def _own_randomness(*numbers: int) -> Iterator[None]:
-    """Seed torch's CPU generator for one sample and leave it as it was; one thread, because sums depend on the number of threads."""
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    torch.default_generator.manual_seed(_seed(*numbers))
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)
-
-
-def _seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
 class EpochPlan:
@@ -132,7 +68,7 @@ class EpochPlan:
         if not self.shuffle:
             return list(range(self.n))
         if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(_seed(self.seed, epoch))
+            generator = torch.Generator().manual_seed(seed_from(self.seed, epoch))
             self._order = (epoch, torch.randperm(self.n, generator=generator).tolist())
         return self._order[1]
 
@@ -143,18 +79,16 @@ def default_workers(n: int) -> int:
     return 0 if n < _TINY else min(max(cores - 1, 1), _MOST_WORKERS)
 
 
-def training_batches(dataset: ImageDataset, plan: EpochPlan, *, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
+def training_batches(dataset: SampleDataset, plan: EpochPlan, *, start: int, stop: int, workers: int | None = None) -> Iterator[Batch]:
     """Batches ``start`` to ``stop`` (exclusive), counted from the start of training, through all epochs with the same workers."""
-    return _batches(dataset, plan.at, range(start, stop), workers)
+    yield from Batches(dataset, plan.at, range(start, stop), workers)
 
 
-def evaluation_batches(
-    dataset: ImageDataset, batch_size: int, *, workers: int | None = None, rank: int = 0, world: int = 1
-) -> Iterator[Batch]:
-    """Every picture once and in order; of ``world`` processes, each gets every world-th one. No padding: the last batch may be smaller."""
+def evaluation_batches(dataset: SampleDataset, batch_size: int, *, workers: int | None = None, rank: int = 0, world: int = 1) -> "Batches":
+    """Every sample once and in order; of ``world`` processes, each gets every world-th one. No padding: the last batch may be smaller."""
     indices = range(rank, len(dataset), world)
     chunks = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-    return _batches(dataset, _EvaluationPlan(chunks), range(len(chunks)), workers)
+    return Batches(dataset, _EvaluationPlan(chunks), range(len(chunks)), workers)
 
 
 @dataclass(frozen=True)
@@ -196,7 +130,7 @@ def _padded(images: list[Tensor]) -> list[Tensor]:
 class _Reader(Dataset[Batch | UserError]):
     """Batch by number, in whichever process; notes in ``reading`` (process id, index of the picture) what each worker is at."""
 
-    def __init__(self, dataset: ImageDataset, keys: Callable[[int], list[SampleKey]], workers: int) -> None:
+    def __init__(self, dataset: SampleDataset, keys: Callable[[int], list[SampleKey]], workers: int) -> None:
         self.dataset, self.keys = dataset, keys
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
 
@@ -222,28 +156,46 @@ class _Reader(Dataset[Batch | UserError]):
         return [str(self.dataset.items[index].path) for pid, index in self.reading.tolist() if pid != -1 and pid not in alive]
 
 
-def _batches(dataset: ImageDataset, keys: Callable[[int], list[SampleKey]], numbers: range, workers: int | None) -> Iterator[Batch]:
-    workers = default_workers(len(dataset)) if workers is None else workers
-    workers = min(workers, len(numbers))
-    if workers == 0:
-        reader = _Reader(dataset, keys, 0)
-        yield from (_raised(reader[number]) for number in numbers)
-        return
-    reader = _Reader(dataset, keys, workers)
-    iterator = _start(reader, numbers, workers)
-    try:
-        for _ in numbers:
-            yield _raised(next(iterator))
-    except (RuntimeError, OSError, EOFError) as error:
-        lost = reader.lost()
-        if not lost:
-            raise
-        raise UserError(
-            f"A process that reads pictures was killed while it was at {lost[0]}. Most often memory ran out, or shared memory in /dev/shm: "
-            f"use fewer --workers, now {workers}, or smaller batches. If it is always the same file, take that file out."
-        ) from error
-    finally:
-        del iterator  # ends the workers now, not whenever garbage is collected
+class Batches:
+    """Batches by number; may be gone through several times, by workers that are started once and live as long as this object.
+
+    Start them early, while the process is small: after a fork, the first write to each page of memory copies it, which costs seconds
+    when a network's step keeps gigabytes.
+    """
+
+    def __init__(self, dataset: SampleDataset, keys: Callable[[int], list[SampleKey]], numbers: range, workers: int | None) -> None:
+        workers = default_workers(len(dataset)) if workers is None else workers
+        self.numbers, self.workers = numbers, min(workers, len(numbers))
+        self._reader = _Reader(dataset, keys, self.workers)
+        self._loader: DataLoader[Batch | UserError] | None = None
+        self._started: Iterator[Batch | UserError] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def start(self) -> None:
+        """Start the workers, which read ahead at once."""
+        if self.workers and self._loader is None:
+            self._loader = _loader(self._reader, self.numbers, self.workers)
+            self._started = _iterate(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.start()
+        if self._loader is None:
+            yield from (_raised(self._reader[number]) for number in self.numbers)
+            return
+        iterator, self._started = self._started or _iterate(self._loader), None
+        try:
+            for _ in self.numbers:
+                yield _raised(next(iterator))
+        except (RuntimeError, OSError, EOFError) as error:
+            lost = self._reader.lost()
+            if not lost:
+                raise
+            raise UserError(
+                f"A process that reads files was killed at {lost[0]}. Most often memory ran out, or shared memory in /dev/shm: "
+                f"use fewer --workers, now {self.workers}, or smaller batches. If it is always the same file, take that file out."
+            ) from error
 
 
 def _raised(item: Batch | UserError) -> Batch:
@@ -252,12 +204,11 @@ def _raised(item: Batch | UserError) -> Batch:
     return item
 
 
-def _start(reader: _Reader, numbers: range, workers: int) -> Iterator[Batch | UserError]:
+def _loader(reader: _Reader, numbers: range, workers: int) -> "DataLoader[Batch | UserError]":
     method = "fork" if sys.platform == "linux" else None
-    on_child = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about forking beside threads, and about more workers than cores, which the user chose
-        loader = DataLoader(
+        warnings.simplefilter("ignore")  # about more workers than cores, which the user chose
+        return DataLoader(
             reader,
             batch_size=None,
             sampler=numbers,
@@ -266,7 +217,14 @@ def _start(reader: _Reader, numbers: range, workers: int) -> Iterator[Batch | Us
             worker_init_fn=_init_worker,
             multiprocessing_context=multiprocessing.get_context(method),
             generator=torch.Generator(),  # or it would draw from the global one, which belongs to the training
+            persistent_workers=True,
         )
+
+
+def _iterate(loader: "DataLoader[Batch | UserError]") -> Iterator[Batch | UserError]:
+    on_child = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about forking beside threads
         iterator = iter(loader)
     if on_child is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, on_child)  # torch's handler raises wherever training is; a dead worker should be met where we wait

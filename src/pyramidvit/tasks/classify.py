@@ -14,7 +14,7 @@ import pyramidvit
 from pyramidvit.config import RunConfig, validate
 from pyramidvit.data.folders import ClassData, fingerprint
 from pyramidvit.data.image import ReadOptions
-from pyramidvit.data.loader import ImageDataset
+from pyramidvit.data.samples import PictureReader, SampleDataset
 from pyramidvit.data.transforms import eval_transform, mix_batch, train_transform
 from pyramidvit.draw import annotate_classes
 from pyramidvit.errors import UserError
@@ -48,15 +48,15 @@ class ClassifyTask:
         settings = self.config.data
         return ReadOptions(settings.in_chans, settings.value_range, settings.orientation, settings.max_pixels)
 
-    def dataset(self, split: str) -> ImageDataset:
+    def dataset(self, split: str) -> SampleDataset:
         """The pictures of "train" (augmented) or "val"."""
         if self.data is None:
             raise UserError(f"This task was made without data, so it has no {split} split.")
         settings = self.config
-        return ImageDataset(
+        return SampleDataset(
             self.data.splits[split],
+            PictureReader(self.read_options()),
             self.transform(split == "train"),
-            self.read_options(),
             seed=settings.loop.seed,
             on_bad_sample=settings.data.on_bad_sample,
         )
