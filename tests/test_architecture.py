@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "cpu", "config", "types", "files"},
     {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image"},
     {"weights", "weights.layouts", "data.folders"},
-    {"models", "data", "losses", "metrics", "draw", "tiling", "coco", "optim"},
+    {"models", "data", "losses", "metrics", "draw", "tiling", "coco_results", "optim"},
     {"tasks"},
     {"runs", "checkpoint", "runtime", "session", "step", "display", "report", "engine", "summary", "predict", "bench"},
     {"verbs"},
