@@ -2,7 +2,8 @@
 
 The training recipe is that of DeiT and PVT: random resized crop → flips → RandAugment (rand-m9-mstd0.5-inc1) → normalise → random erasing
 with noise; then mixup or CutMix on the batch. Random numbers come from torch's global generator, which the loader seeds for each picture.
-Shapes: B batch, C channels, H W pixels; images are (C, H, W), uint8 0..255 or float32 0..1 until they are normalised.
+Shapes: B batch, C channels, H W pixels; images are (C, H, W), uint8 0..255 or float32 0..1 until they are normalised. Any dimensions may
+come before these three: what is random is drawn once for all, which is how clips pass through as (T, C, H, W).
 """
 
 import math
@@ -45,13 +46,13 @@ class _TrainTransform:
 
     def __call__(self, sample: Sample) -> Sample:
         augment = self.augment
-        image = self._crop(_checked(sample, self.preprocess))
+        image = self._crop(checked(sample, self.preprocess))
         if torch.rand(()) < augment.hflip:
             image = F.horizontal_flip(image)
         if torch.rand(()) < augment.vflip:
             image = F.vertical_flip(image)
         image = rand_augment(image, augment, self.preprocess.mean)
-        return replace(sample, image=self.erase(_normalize(image, self.preprocess)))
+        return replace(sample, image=self.erase(normalize(image, self.preprocess)))
 
     def _crop(self, image: Tensor) -> Tensor:
         box = self.crop.make_params([image])
@@ -66,11 +67,11 @@ class _EvalTransform:
 
     def __call__(self, sample: Sample) -> Sample:
         preprocess = self.preprocess
-        image = _checked(sample, preprocess)
+        image = checked(sample, preprocess)
         height, width = preprocess.size
         target = (round(height / preprocess.crop), round(width / preprocess.crop))
         image = resize_to_cover(image, target, preprocess.interpolation)
-        return replace(sample, image=_normalize(F.center_crop(image, [height, width]), preprocess))
+        return replace(sample, image=normalize(F.center_crop(image, [height, width]), preprocess))
 
 
 def resize_to_cover(image: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
@@ -92,9 +93,10 @@ def denormalize(image: Tensor, preprocess: Preprocess) -> Tensor:
     return ((image.float() * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _checked(sample: Sample, preprocess: Preprocess) -> Tensor:
-    if sample.image.shape[0] != preprocess.in_chans:
-        what = f"{sample.path} has {sample.image.shape[0]} channels, but mean and std have {preprocess.in_chans} values"
+def checked(sample: Sample, preprocess: Preprocess) -> Tensor:
+    """The image, if it has as many channels as the network takes."""
+    if sample.image.shape[-3] != preprocess.in_chans:
+        what = f"{sample.path} has {sample.image.shape[-3]} channels, but mean and std have {preprocess.in_chans} values"
         raise UserError(f"{what}; set in_chans, mean and std to the number of bands of the pictures.")
     return sample.image
 
@@ -105,7 +107,8 @@ def _settle(image: Tensor) -> Tensor:
     return image if image.dtype == torch.uint8 else image.clamp_(0, 1)
 
 
-def _normalize(image: Tensor, preprocess: Preprocess) -> Tensor:
+def normalize(image: Tensor, preprocess: Preprocess) -> Tensor:
+    """(..., C, H, W) uint8 or float32 0..1 → float32 by mean and std."""
     image = F.to_dtype(image.contiguous(), torch.float32, scale=True)
     return F.normalize(image, list(preprocess.mean), list(preprocess.std))
 
@@ -181,7 +184,7 @@ COLOUR: dict[str, Op] = {
 
 def rand_augment(image: Tensor, augment: AugmentConfig, mean: tuple[float, ...]) -> Tensor:
     """``rand_ops`` operations drawn with repetition; each is carried out with probability one half, as published, at its own magnitude."""
-    ops = list((GEOMETRY | COLOUR if image.shape[0] in (1, 3) else GEOMETRY).values())
+    ops = list((GEOMETRY | COLOUR if image.shape[-3] in (1, 3) else GEOMETRY).values())
     fill = [value * _white(image) for value in mean]
     for _ in range(augment.rand_ops):
         index, sign = int(torch.randint(len(ops), ())), 1 - 2 * int(torch.randint(2, ()))
