@@ -2,5 +2,14 @@
 
 from pyramidvit.metrics.classify import ClassificationMetric, ClassificationResult, bootstrap_interval
 from pyramidvit.metrics.detect import DetectionMetric, DetectionResult
+from pyramidvit.metrics.segment import SegmentationMetric, SegmentationResult
 
-__all__ = ["ClassificationMetric", "ClassificationResult", "DetectionMetric", "DetectionResult", "bootstrap_interval"]
+__all__ = [
+    "ClassificationMetric",
+    "ClassificationResult",
+    "DetectionMetric",
+    "DetectionResult",
+    "SegmentationMetric",
+    "SegmentationResult",
+    "bootstrap_interval",
+]

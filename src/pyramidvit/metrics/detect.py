@@ -94,9 +94,7 @@ class DetectionResult:
         """For reports: COCO's twelve numbers, and the classes in numbers, by boxes and by masks."""
         kinds = list(self._kinds())
         rows = tuple((_words(name), *(_percent(precision.numbers[name]) for _, precision in kinds)) for name in MEASURES)
-        note = (
-            "AP is the mean over overlaps from 0.50 to 0.95. Small is below 32², large above 96² pixels; a dash: there is no such object."
-        )
+        note = "AP is the mean over overlaps from 0.50 to 0.95. Small is below 32², large above 96² pixels; a dash: no such object exists."
         columns = ("Measure", *(f"{kind.capitalize()} %" for kind, _ in kinds))
         twelve = Table(columns, rows, "Average precision and recall, as COCO has them", note)
         return (twelve, *(_class_table(kind, precision) for kind, precision in kinds))
