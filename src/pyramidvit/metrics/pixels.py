@@ -33,12 +33,13 @@ class Counted:
 def count_pixels(path: str, predicted: Tensor, true: Tensor, num_classes: int, ignore: int) -> Counted:
     """Compare label maps (H, W), whose labels are below ``num_classes`` or, in the truth alone, ``ignore``."""
     labelled = true != ignore
-    cells = true[labelled].long() * num_classes + predicted[labelled].long()
-    counts = torch.bincount(cells, minlength=num_classes**2)
-    there = counts.nonzero()[:, 0]
+    beyond = num_classes**2  # stands for pixels without a label
+    cells = torch.where(labelled, true.int() * num_classes + predicted.int(), beyond).flatten()
+    counts = torch.bincount(cells, minlength=beyond + 1)
+    ignored, there = int(counts[beyond]), counts[:beyond].nonzero()[:, 0]
     height, width = true.shape
     outlines = _compare_outlines(predicted, true, labelled)
-    return Counted(path, (height, width), there.numpy(), counts[there].numpy(), true.numel() - len(cells), outlines)
+    return Counted(path, (height, width), there.numpy(), counts[there].numpy(), ignored, outlines)
 
 
 def class_pixels(counted: Counted, num_classes: int) -> np.ndarray:
@@ -87,9 +88,12 @@ def _outlines(labels: Tensor, labelled: Tensor) -> Tensor:
 
 
 def _near(outline: Tensor, radius: int) -> Tensor:
-    """Pixels within ``radius`` columns and rows of an outline; running sums, so that any radius costs the same."""
-    for _ in range(2):
-        sums = F.pad(outline.to(torch.int32), (radius + 1, radius)).cumsum(dim=1, dtype=torch.int32)
-        span = 2 * radius + 1
-        outline = (sums[:, span:] > sums[:, :-span]).T
+    """Pixels within ``radius`` columns and rows of an outline; spans double, so that a large radius costs little more than a small one."""
+    span = 2 * radius + 1
+    for dim in (0, 1):
+        outline, length = F.pad(outline, (0, 0, radius, radius) if dim == 0 else (radius, radius)), 1
+        while length < span:
+            step = min(length, span - length)
+            size = outline.shape[dim] - step
+            outline, length = outline.narrow(dim, 0, size) | outline.narrow(dim, step, size), length + step
     return outline
