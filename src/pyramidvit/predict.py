@@ -14,14 +14,15 @@ from torch import nn
 
 from pyramidvit import weights
 from pyramidvit.data.folders import SUFFIXES
-from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.data.loader import collate
 from pyramidvit.draw import encode_png
 from pyramidvit.errors import BadFileError, UserError
 from pyramidvit.files import write_bytes
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device, make_accelerator
-from pyramidvit.tasks.classify import ClassifyTask, task_from_weights
+from pyramidvit.tasks import Task
+from pyramidvit.tasks.pictures import eight_bits
+from pyramidvit.tasks.table import task_from_weights
 from pyramidvit.types import BadSample, Prediction, Sample
 
 Source = str | Path | np.ndarray
@@ -33,16 +34,16 @@ class Predicted:
     """What the network says about one picture, and the picture itself, (H, W, C)."""
 
     prediction: Any
+    """A ``Prediction``; which one depends on the task."""
     image: np.ndarray = field(repr=False)
-    task: ClassifyTask = field(repr=False)
+    task: Task = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         return self.prediction.to_json()
 
     def draw(self) -> Image.Image:
         """The picture with the prediction on it."""
-        image = self.image if self.image.dtype == np.uint8 else np.round(self.image * 255).astype(np.uint8)
-        return self.task.draw(image, self.prediction)
+        return self.task.draw(eight_bits(self.image), self.prediction)
 
     def save(self, path: str | Path) -> Path:
         """Write the annotated picture as a PNG file. UserError for a name that ends otherwise."""
@@ -57,7 +58,7 @@ class Predicted:
 class Predictor:
     """A trained network with everything it needs: ``predictor("photo.jpg")``, ``predictor([…])`` or ``predictor.stream(paths)``."""
 
-    def __init__(self, task: ClassifyTask, model: nn.Module, device: torch.device, batch_size: int = 8) -> None:
+    def __init__(self, task: Task, model: nn.Module, device: torch.device, batch_size: int = 8) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, got {batch_size}.")
         self.task = task
@@ -65,7 +66,6 @@ class Predictor:
         self.device = device
         self.batch_size = batch_size
         self.transform = task.transform(training=False)
-        self.options = task.read_options()
 
     @overload
     def __call__(self, source: Source) -> Predicted: ...
@@ -95,12 +95,10 @@ class Predictor:
         if not isinstance(source, str | Path | np.ndarray):
             got = type(source).__name__
             raise UserError(f"A picture is a path or an array (H, W, C), got {got}; np.asarray(picture) makes an array of most things.")
-        name = "array" if isinstance(source, np.ndarray) else str(source)
         try:
-            image = checked_array(source, self.options.in_chans) if isinstance(source, np.ndarray) else read_image(source, self.options)
-        except ImageError as error:
+            image, sample = self.task.read(source)
+        except BadFileError as error:
             return BadSample(error.path, error.reason)
-        sample = Sample(torch.from_numpy(image).permute(2, 0, 1), None, name, image.shape[:2])
         return image, self.transform(sample)
 
     @torch.inference_mode()
@@ -154,17 +152,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Can't make the folder {path}: {error.strerror}. Choose another one.") from None
-
-
-def checked_array(image: np.ndarray, in_chans: int) -> np.ndarray:
-    """An upright picture given as an array, or ImageError when it is none that the network takes."""
-    fits = image.ndim == 3 and image.shape[2] == in_chans and min(image.shape) > 0 and image.dtype in (np.uint8, np.float32)
-    if not fits:
-        got = f"{image.shape} {image.dtype}"
-        raise ImageError("array", f"expected (H, W, {in_chans}), uint8 or float32 from 0 to 1, got {got}.")
-    if image.dtype == np.float32 and not (image.min() >= 0 and image.max() <= 1):
-        raise ImageError("array", f"float values must be from 0 to 1, got {image.min():g} to {image.max():g}.")
-    return np.require(image, requirements=["C", "W"])
 
 
 def _hidden(path: Path, root: Path) -> bool:

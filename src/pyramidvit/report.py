@@ -11,25 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pyramidvit.config import RunConfig, Sources
 from pyramidvit.files import write_bytes
+from pyramidvit.tasks import Headline
 from pyramidvit.types import BadSample, Cell, Picture, Section, Table
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The number of the run, from 0 to 1. ``interval`` is its 95 % interval; ``chance`` is what is reached without looking."""
-
-    name: str
-    value: float
-    interval: tuple[float, float] | None = None
-    chance: float | None = None
-    chance_means: str = ""
-
-    def __post_init__(self) -> None:
-        numbers = (self.value, *(self.interval or ()), self.chance or 0)
-        if not all(0 <= number <= 1 for number in numbers):
-            raise ValueError(f"Headline, interval and chance are from 0 to 1, got {numbers}.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
+from pyramidvit.data.folders import ClassData, read_class_data
 from pyramidvit.errors import UserError
 from pyramidvit.files import write_text
 
@@ -130,16 +130,16 @@ def test_a_saved_split_is_read_back_and_may_have_moved(tmp_path: Path) -> None:
 
 def test_fingerprint_follows_names_sizes_and_labels(tmp_path: Path) -> None:
     tree(tmp_path / "a", "x/1.png", "y/2.png")
-    first = fingerprint(read_class_data(tmp_path / "a"))
-    assert fingerprint(read_class_data(tmp_path / "a", seed=5, classes=["y", "x"])) == first
+    first = read_class_data(tmp_path / "a").fingerprint
+    assert read_class_data(tmp_path / "a", seed=5, classes=["y", "x"]).fingerprint == first
     (tmp_path / "a").rename(tmp_path / "b")
-    assert fingerprint(read_class_data(tmp_path / "b")) == first
+    assert read_class_data(tmp_path / "b").fingerprint == first
     data = read_class_data(tmp_path / "b")
     (tmp_path / "b/x/1.png").write_bytes(b"longer than before")
-    assert fingerprint(data) != first
-    longer = fingerprint(data)
+    assert data.fingerprint != first
+    longer = data.fingerprint
     (tmp_path / "b/x/1.png").unlink()
-    assert fingerprint(data) not in (first, longer)
+    assert data.fingerprint not in (first, longer)
 
 
 def test_a_link_that_leads_nowhere_is_listed_as_the_bad_file_it_is(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_a_link_that_leads_nowhere_is_listed_as_the_bad_file_it_is(tmp_path: Pat
     (tmp_path / "x/gone.png").symlink_to(tmp_path / "nowhere.png")
     data = read_class_data(tmp_path)
     assert tmp_path / "x/gone.png" in [item.path for items in data.splits.values() for item in items]
-    before = fingerprint(data)
+    before = data.fingerprint
     (tmp_path / "nowhere.png").write_bytes(b"")
-    assert fingerprint(data) != before
+    assert data.fingerprint != before
 
 
 def run_folder(root: Path, name: str) -> None:
@@ -167,7 +167,7 @@ def test_runs_beside_the_pictures_are_no_class(tmp_path: Path, layout: tuple[str
     if where != "a":
         tree(tmp_path, "runs/.DS_Store")
     after = read_class_data(tmp_path)
-    assert (after.classes, after.splits, fingerprint(after)) == (before.classes, before.splits, fingerprint(before))
+    assert (after.classes, after.splits, after.fingerprint) == (before.classes, before.splits, before.fingerprint)
     assert [path.name for path in after.ignored] == (["a", "a-2"] if where == "a" else ["runs"])
 
 
@@ -188,7 +188,7 @@ def test_names_that_are_no_utf8_come_back_from_a_saved_split(tmp_path: Path) -> 
     data = read_class_data(tmp_path)
     write_text(tmp_path / "data.json", json.dumps(data.to_json(), ensure_ascii=False))
     back = ClassData.from_json(json.loads((tmp_path / "data.json").read_text(encoding="utf-8")))
-    assert (back.classes, back.splits, fingerprint(back)) == (data.classes, data.splits, fingerprint(data))
+    assert (back.classes, back.splits, back.fingerprint) == (data.classes, data.splits, data.fingerprint)
     assert all(item.path.is_file() for items in back.splits.values() for item in items)
 
 

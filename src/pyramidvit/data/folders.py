@@ -10,7 +10,7 @@ import csv
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Item:
     path: Path
     label: int
 
-    def target(self, _: tuple[int, int]) -> ClassTarget:
+    def target(self, size: tuple[int, int]) -> ClassTarget:  # noqa: ARG002  other targets have a place in the picture
         return ClassTarget(self.label)
 
 
@@ -47,6 +47,18 @@ class ClassData:
     splits: Mapping[str, tuple[Item, ...]]
     ignored: tuple[Path, ...] = ()
     made_split: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the sorted relative paths, sizes in bytes (-1: unreadable; folders: all that is in them) and class names."""
+        lines: list[str] = []
+        for item in (item for items in self.splits.values() for item in items):
+            try:
+                size = sum(one.stat().st_size for one in (item.path.iterdir() if item.path.is_dir() else (item.path,)))
+            except OSError:  # a link that leads nowhere, say; whoever reads the picture treats it as any bad file
+                size = -1
+            lines.append(f"{relative(item.path, self.root)}\t{size}\t{self.classes[item.label]}\n")
+        return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with paths relative to ``root``, which is the one absolute path."""
@@ -75,8 +87,8 @@ class ClassData:
 
 
 @dataclass(frozen=True)
-class _Named:
-    """A picture and the name of its class."""
+class Named:
+    """A picture, or a clip, and the name of its class."""
 
     path: Path
     name: str
@@ -98,17 +110,33 @@ def read_class_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, 
         named, folder_classes = {"train": _read_csv(root)}, ()
     else:
         named, folder_classes = _read_folder(root, ignored)
+    return assemble(root, named, folder_classes, ignored, classes=classes, val_share=val_share, seed=seed)
+
+
+def assemble(
+    root: Path,
+    named: Mapping[str, list[Named]],
+    folder_classes: Iterable[str],
+    ignored: list[Path],
+    *,
+    classes: Sequence[str] | None,
+    val_share: float,
+    seed: int,
+    noun: str = "pictures",
+    suffixes: str = _SUFFIX_TEXT,
+) -> ClassData:
+    """The data of named files per split: class list, checks of the labels, and a val split if there is none."""
     base = root.parent if root.is_file() else root
     first = named["train" if "train" in named else "val"]
     if not any(named.values()) or (classes is None and not first):
         where = f"the train split of {root}" if any(named.values()) else f"{root}"
-        raise UserError(f"No pictures in {where}. Expected class folders with pictures in them ({_SUFFIX_TEXT}).{_left_out(ignored, base)}")
+        raise UserError(f"No {noun} in {where}. Expected class folders with {noun} in them ({suffixes}).{_left_out(ignored, base)}")
     if classes is None:
-        classes = sorted({*folder_classes, *(picture.name for picture in first)})
+        classes = sorted({*folder_classes, *(one.name for one in first)})
     index = {name: number for number, name in enumerate(classes)}
-    for split, pictures in named.items():
-        _refuse_unknown(split, pictures, index, base)
-    splits = {split: tuple(Item(p.path, index[p.name]) for p in pictures) for split, pictures in named.items()}
+    for split, files in named.items():
+        _refuse_unknown(split, files, index, base, noun)
+    splits = {split: tuple(Item(p.path, index[p.name]) for p in files) for split, files in named.items()}
     made_split = "val" not in splits
     if made_split:
         splits["train"], splits["val"] = _split(splits["train"], base, val_share, seed)
@@ -116,23 +144,18 @@ def read_class_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, 
     return ClassData(base, tuple(classes), splits, tuple(sorted(ignored)), made_split)
 
 
-def fingerprint(data: ClassData) -> str:
-    """SHA-256 over the sorted relative paths, sizes in bytes (-1 for what can't be read) and class names of all pictures."""
-    lines: list[str] = []
-    for item in (item for items in data.splits.values() for item in items):
-        try:
-            size = item.path.stat().st_size
-        except OSError:  # a link that leads nowhere, say; whoever reads the picture treats it as any bad file
-            size = -1
-        lines.append(f"{relative(item.path, data.root)}\t{size}\t{data.classes[item.label]}\n")
-    return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[_Named]], list[str]]:
+def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[Named]], list[str]]:
     """Pictures per split, and the class folders, empty ones too."""
     tables = {split: table for split, names in (("train", ("train",)), ("val", VAL_NAMES)) if (table := first_of(root, names, ".csv"))}
     if tables:
         return {split: _read_csv(table) for split, table in tables.items()}, []
+    return class_folders(root, ignored, _pictures, lambda file: file.suffix.lower() in SUFFIXES)
+
+
+def class_folders(
+    root: Path, ignored: list[Path], find: Callable[[Path, list[Path]], list[Path]], fits: Callable[[Path], bool], noun: str = "pictures"
+) -> tuple[dict[str, list[Named]], list[str]]:
+    """What ``find`` finds in the class folders of each split, and the class folders; ``fits`` tells such files outside of any."""
     folders, files = entries_of(root, ignored)
     train, val = first_of(root, ("train",)), first_of(root, VAL_NAMES)
     others = [folder for folder in folders if folder not in (train, val)]
@@ -144,16 +167,16 @@ def _read_folder(root: Path, ignored: list[Path]) -> tuple[dict[str, list[_Named
         split_folders = {"train": root}  # its folders are the classes; one of them may be called train
     if root not in split_folders.values():
         ignored += others + files
-    named: dict[str, list[_Named]] = {}
+    named: dict[str, list[Named]] = {}
     classes: list[str] = []
     for split, folder in split_folders.items():
-        class_folders, loose = entries_of(folder, ignored if folder != root else [])
-        if not class_folders and any(file.suffix.lower() in SUFFIXES for file in loose):
-            raise UserError(f"{folder} holds pictures but no class folders; move the pictures of each class into a folder named after it.")
+        below, loose = entries_of(folder, ignored if folder != root else [])
+        if not below and any(map(fits, loose)):
+            raise UserError(f"{folder} holds {noun} but no class folders; move the {noun} of each class into a folder named after it.")
         ignored += loose
-        named[split] = [_Named(path, one.name) for one in class_folders for path in _pictures(one, ignored)]
+        named[split] = [Named(path, one.name) for one in below for path in find(one, ignored)]
         if split == "train":
-            classes = [one.name for one in class_folders]
+            classes = [one.name for one in below]
     return named, classes
 
 
@@ -167,7 +190,7 @@ def _pictures(folder: Path, ignored: list[Path], above: frozenset[Path] = frozen
     return [file for file in files if file.suffix.lower() in SUFFIXES] + below
 
 
-def _read_csv(table: Path) -> list[_Named]:
+def _read_csv(table: Path) -> list[Named]:
     """Rows of path and label; paths are relative to the table's folder and stay inside it; labels are names."""
     rows: list[tuple[int, list[str]]] = []
     try:
@@ -182,7 +205,7 @@ def _read_csv(table: Path) -> list[_Named]:
     return _rows_to_pictures(table, rows)
 
 
-def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_Named]:
+def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[Named]:
     path_column, label_column = 0, 1
     head = [cell.lower() for cell in rows[0][1]] if rows else []
     paths, labels = ([i for i, cell in enumerate(head) if cell in names] for names in (_PATH_HEADS, _LABEL_HEADS))
@@ -191,13 +214,13 @@ def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_N
     if not rows:
         raise UserError(f"{table} has no rows; expected lines of path,label such as photos/a.jpg,cat.")
     problems: list[str] = []
-    pictures: list[_Named] = []
+    pictures: list[Named] = []
     lines: dict[Path, int] = {}
     for line, row in rows:
         try:
             if len(row) <= max(path_column, label_column) or (not paths and len(row) != 2):
                 raise ValueError(f"expected path,label separated by a comma, got {len(row)} cells: {row}")
-            picture = _Named(table.parent / inside(row[path_column], "a row"), row[label_column])
+            picture = Named(table.parent / inside(row[path_column], "a row"), row[label_column])
             if not picture.name:
                 raise ValueError(f"{row[path_column]} has no label")
             if not os.path.isfile(picture.path):  # False for a name that is too long, too
@@ -215,15 +238,15 @@ def _rows_to_pictures(table: Path, rows: list[tuple[int, list[str]]]) -> list[_N
     return sorted(pictures, key=lambda picture: picture.path)
 
 
-def _refuse_unknown(split: str, pictures: list[_Named], index: Mapping[str, int], root: Path) -> None:
+def _refuse_unknown(split: str, pictures: list[Named], index: Mapping[str, int], root: Path, noun: str) -> None:
     unknown = Counter(picture.name for picture in pictures if picture.name not in index)
     if unknown:
-        what = ", ".join(f"{name!r} ({n} pictures)" for name, n in unknown.most_common(5))
+        what = ", ".join(f"{name!r} ({n} {noun})" for name, n in unknown.most_common(5))
         hint = did_you_mean(next(iter(unknown)), index)
         known = ", ".join(sorted(index)[:10]) + (" …" if len(index) > 10 else "")
         raise UserError(
             f"The {split} split of {root} has {len(unknown)} classes that the class list does not have: {what}.{hint} "
-            f"Known are {len(index)} classes: {known}. Rename or remove the others, or add training pictures of them."
+            f"Known are {len(index)} classes: {known}. Rename or remove the others, or add training {noun} of them."
         )
 
 

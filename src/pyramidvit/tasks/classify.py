@@ -1,7 +1,6 @@
 """Image classification: a picture in, one class out. B batch, K classes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,56 +9,41 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import pyramidvit
-from pyramidvit.config import RunConfig, validate
-from pyramidvit.data.folders import ClassData, fingerprint
-from pyramidvit.data.image import ReadOptions
-from pyramidvit.data.samples import PictureReader, SampleDataset
+from pyramidvit.config import RunConfig
+from pyramidvit.data.folders import ClassData, read_class_data
+from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.data.transforms import eval_transform, mix_batch, train_transform
-from pyramidvit.draw import annotate_classes
+from pyramidvit.draw import annotate_classes, confusion_picture, contact_sheet, encode_png
 from pyramidvit.errors import UserError
 from pyramidvit.losses import class_weights, classification_loss, soft_targets
-from pyramidvit.metrics import ClassificationMetric
+from pyramidvit.metrics import ClassificationMetric, ClassificationResult
 from pyramidvit.models import Classifier, create_model
-from pyramidvit.types import Batch, ClassScores, ClassTarget, Preprocess, Sample
-from pyramidvit.weights import LoadReport, WeightsMeta, load, read
+from pyramidvit.tasks import Headline, Summary
+from pyramidvit.tasks.pictures import PictureTask, eight_bits
+from pyramidvit.types import Batch, ClassScores, ClassTarget, Picture, Sample, Section
 
 
-class ClassifyTask:
-    """``data`` is needed to train and evaluate; without it the task can still build its model and predict."""
+class ClassifyTask(PictureTask):
+    """Which of K classes a picture shows."""
 
     name = "classify"
+    title = "Image classification"
+    head = "head."
 
     def __init__(self, config: RunConfig, classes: Sequence[str], data: ClassData | None = None) -> None:
-        self.config = config
-        self.classes = tuple(classes)
-        self.data = data
-        self.preprocess = preprocess_of(config)
-        self.load_report: LoadReport | None = None
-        """What became of the weights that training starts from, once the model is built."""
+        super().__init__(config, classes, data)
         weighted = config.optim.class_weights == "auto" and data is not None
         self.class_weights = class_weights(_counts(data, len(self.classes))) if weighted and data else None
 
-    @property
-    def fingerprint(self) -> str:
-        return "" if self.data is None else fingerprint(self.data)
+    @classmethod
+    def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> ClassData:
+        """Class folders or a CSV; ``classes`` are those of a trained network."""
+        return read_class_data(root, val_share=config.data.val_share, seed=config.loop.seed, classes=classes)
 
-    def read_options(self) -> ReadOptions:
-        settings = self.config.data
-        return ReadOptions(settings.in_chans, settings.value_range, settings.orientation, settings.max_pixels)
-
-    def dataset(self, split: str) -> SampleDataset:
-        """The pictures of "train" (augmented) or "val"."""
-        if self.data is None:
-            raise UserError(f"This task was made without data, so it has no {split} split.")
-        settings = self.config
-        return SampleDataset(
-            self.data.splits[split],
-            PictureReader(self.read_options()),
-            self.transform(split == "train"),
-            seed=settings.loop.seed,
-            on_bad_sample=settings.data.on_bad_sample,
-        )
+    @classmethod
+    def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> ClassData:
+        """What a run wrote down; ``root`` is where the data is now, if it has moved."""
+        return ClassData.from_json(content, root)
 
     def transform(self, training: bool) -> Callable[[Sample], Sample]:
         return train_transform(self.config.augment, self.preprocess) if training else eval_transform(self.preprocess)
@@ -69,17 +53,10 @@ class ClassifyTask:
         in_chans, rate = self.config.data.in_chans, settings.drop_path_rate
         model = create_model(settings.name, num_classes=len(self.classes), in_chans=in_chans, drop_path_rate=rate)
         if settings.weights is not None:
-            self.load_report = self._start_from(Path(settings.weights), model)
+            self.start_from(settings.weights, model)
         if len(model.backbone.input_shape) != 3:
             raise UserError(f"{settings.name} takes clips, and the data are pictures: choose a picture network (`pyramidvit models`).")
         return model
-
-    def _start_from(self, path: Path, model: Classifier) -> LoadReport:
-        """Fill the model from a file; a last layer made for other classes is left out."""
-        tensors, meta = read(path)
-        if meta is not None and meta.classes != self.classes:
-            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith("head.")}
-        return load(model, tensors, new_classes=True)
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
         return mix_batch(batch, self.config.augment, generator)
@@ -97,35 +74,45 @@ class ClassifyTask:
     def metric(self) -> ClassificationMetric:
         return ClassificationMetric(self.classes)
 
+    def summarize(self, result: ClassificationResult) -> Summary:
+        """Accuracy beside chance; classes, mistakes and the worst pictures."""
+        low, high = result.interval
+        lines = [f"top-1 {result.top1:.1%} (95 % interval {low:.1%} to {high:.1%}, {result.n} pictures); chance {result.chance:.1%}"]
+        if "top5" in result.numbers:
+            lines.append(f"top-{result.k} {result.top5:.1%}")
+        lines.append(f"mean recall {result.mean_recall:.1%}, loss {result.loss:.3f}")
+        classes, mistakes = result.tables()
+        confusion = confusion_picture(result)
+        return Summary(
+            Headline("Top-1 accuracy", result.top1, result.interval, result.chance, "share of the largest class"),
+            tuple(lines),
+            (("pictures measured", str(result.n)), ("classes", str(len(self.classes))), ("mean recall", f"{result.mean_recall:.1%}")),
+            (
+                Section("Classes", tables=(classes,)),
+                Section("What is taken for what", tables=(mistakes,), pictures=(Picture(confusion),)),
+                *self._worst_pictures(result),
+            ),
+            {"confusion.png": confusion},
+        )
+
+    def _worst_pictures(self, result: ClassificationResult) -> tuple[Section, ...]:
+        """Wrong answers, those with the lowest probability of the truth first."""
+        pictures: list[np.ndarray] = []
+        captions: list[str] = []
+        for mistake in result.worst:
+            try:
+                pictures.append(eight_bits(read_image(mistake.path, self.read_options())))
+            except ImageError:
+                continue  # it has gone since it was measured; the tables still count it
+            captions.append(f"{mistake.true} → {mistake.predicted}")
+        if not pictures:
+            return ()
+        sheet = contact_sheet(pictures, captions, [False] * len(pictures))
+        text = "Wrong answers, most surprising first: the true class → the answer."
+        return (Section("Worst pictures", text, pictures=(Picture(encode_png(sheet)),)),)
+
     def draw(self, image: np.ndarray, prediction: ClassScores) -> Image.Image:
         return annotate_classes(image, prediction)
-
-    def weights_meta(self, metrics: Mapping[str, Any]) -> WeightsMeta:
-        settings = self.config.model_dump(mode="json")
-        version = pyramidvit.__version__
-        return WeightsMeta(self.config.model.name, self.name, self.classes, self.preprocess, settings, metrics, version)
-
-
-def preprocess_of(config: RunConfig) -> Preprocess:
-    """How pictures reach the network under these settings; UserError when statistics and channels disagree."""
-    data, augment = config.data, config.augment
-    for name in ("mean", "std"):
-        values: tuple[float, ...] | None = getattr(data, name)
-        if values is not None and len(values) != data.in_chans:
-            raise UserError(f"{name} has {len(values)} values, but in_chans is {data.in_chans}: give one value per channel.")
-    preprocess = Preprocess.for_channels(
-        data.in_chans, size=augment.size, crop=augment.crop, interpolation=augment.interpolation, value_range=data.value_range
-    )
-    return replace(preprocess, mean=data.mean or preprocess.mean, std=data.std or preprocess.std)
-
-
-def task_from_weights(path: Path, meta: WeightsMeta) -> ClassifyTask:
-    """The task that a weights file was trained for, ready to build the model and predict."""
-    if meta.head != ClassifyTask.name:
-        raise UserError(f"{path} was trained to {meta.head}, which this version does not know.")
-    config = validate(meta.config, str(path))
-    # The weights come from the file itself, so those that training started from are not needed.
-    return ClassifyTask(config.model_copy(update={"model": config.model.model_copy(update={"weights": None})}), meta.classes)
 
 
 def class_targets(batch: Batch) -> list[ClassTarget]:

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
 from pyramidvit import predict as predicting
-from pyramidvit.data.folders import ClassData, Item, fingerprint, read_class_data
+from pyramidvit.data.samples import LabelledFile
 from pyramidvit.engine import evaluate as evaluate_task
 from pyramidvit.errors import UserError
 from pyramidvit.predict import make_folder
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.summary import Measured, print_result, write_run_report
-from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.tasks import Task
+from pyramidvit.tasks.table import TASKS
 from pyramidvit.verbs import BatchSize, Json, Workers, print_json
 
 
@@ -55,8 +56,8 @@ def evaluate(
             "loop": task.config.loop.model_copy(update={"batch_size": batch_size, "device": device}),
         }
     )
-    task = ClassifyTask(config, task.classes, replace(found, splits={"train": (), "val": items}))
-    measured = Measured(task, evaluate_task(task, predictor.model, task.dataset("val"), config=config))
+    task = TASKS[task.name](config, task.classes, replace(found, splits={"train": (), "val": items}))
+    measured = Measured.of(task, evaluate_task(task, predictor.model, task.dataset("val"), config=config))
     if json:
         print_json(measured.to_json() | {"data": str(found.root), "split": chosen})
         return 0
@@ -64,7 +65,7 @@ def evaluate(
     console.print(f"{len(items)} pictures, {chosen} of {found.root}", markup=False)
     print_result(console, measured)
     notes = [f"Measured on {chosen} of {found.root}."]
-    if trained := _trained_on(folder, items):
+    if trained := _trained_on(folder, task, items):
         notes.append(f"{trained} of these pictures were trained on, so new ones will do worse.")
         console.print(notes[-1])
     target = (folder.path / "evaluations" if folder else Path("evaluations")) / f"{found.root.name or 'data'}-{chosen}"
@@ -73,23 +74,23 @@ def evaluate(
     return 0
 
 
-def _evaluation_data(folder: RunFolder | None, task: ClassifyTask, data: Path | None, split: str | None) -> tuple[ClassData, str]:
+def _evaluation_data(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:
     """The data and the split to measure on. The run's own data, wherever it is now, keeps the split that was held out in training."""
     record = folder.read_data() if folder else None
     if data is None:
         if record is None:
             raise UserError("A weights file does not know its data: give the folder to measure on.")
-        return ClassData.from_json(record), split or "val"
+        return task.data_from_json(record), split or "val"
     settings = task.config
-    found = read_class_data(data, val_share=settings.data.val_share, seed=settings.loop.seed, classes=task.classes)
-    if record is not None and fingerprint(found) == record.get("fingerprint"):
-        return ClassData.from_json(record, found.root), split or "val"
+    found = task.read_data(data, settings, task.classes)
+    if record is not None and found.fingerprint == record.get("fingerprint"):
+        return task.data_from_json(record, found.root), split or "val"
     return found, split or ("all" if found.made_split else "val")
 
 
-def _trained_on(folder: RunFolder | None, items: Sequence[Item]) -> int:
+def _trained_on(folder: RunFolder | None, task: Task, items: Sequence[LabelledFile]) -> int:
     """How many of the pictures were in the run's training split."""
     if folder is None:
         return 0
-    trained = {item.path.absolute() for item in ClassData.from_json(folder.read_data()).splits["train"]}
+    trained = {item.path.absolute() for item in task.data_from_json(folder.read_data()).splits["train"]}
     return sum(item.path.absolute() in trained for item in items)

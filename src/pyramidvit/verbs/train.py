@@ -8,14 +8,14 @@ from rich.console import Console
 
 from pyramidvit import predict as predicting
 from pyramidvit.config import RunConfig, Sources, resolve, validate
-from pyramidvit.data.folders import ClassData, fingerprint, read_class_data
 from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
 from pyramidvit.errors import UserError
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import make_accelerator
 from pyramidvit.summary import Measured, print_result, write_run_report
-from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.tasks import Data, Task
+from pyramidvit.tasks.table import TASKS, build_task
 from pyramidvit.types import BadSample
 
 EXAMPLES = 6
@@ -49,8 +49,7 @@ def train(
     if data is None:
         raise UserError("Give the folder to train on: pyramidvit train PHOTOS. To continue a run: pyramidvit train --resume RUN.")
     resolved, sources = resolve(settings, config)
-    found = read_class_data(data, val_share=resolved.data.val_share, seed=resolved.loop.seed)
-    task = ClassifyTask(resolved, found.classes, found)
+    task = build_task(resolved, data)
     check_settings(task, console)
     run = RunFolder.create(runs or Path("runs"), resolved.task, name, model=resolved.model.name)
     start_run(run, task, sources, console)
@@ -61,7 +60,7 @@ def train(
     return 0
 
 
-def check_settings(task: ClassifyTask, console: Console) -> None:
+def check_settings(task: Task, console: Console) -> None:
     """Find out what can't work before anything is written: network, weights, device, data."""
     if task.data is None or not task.data.splits["train"]:
         raise UserError("There are no pictures to train on: the train split is empty.")
@@ -77,11 +76,10 @@ def _continue(run: RunFolder, settings: RunConfig | None, moved: Path | None, co
     merged = saved.model_dump()
     for section, values in changes.items():
         merged[section] = merged[section] | values if isinstance(values, dict) else values
-    config, data = (
-        validate(merged, "the command line"),
-        ClassData.from_json(run.read_data(), moved if moved is None or moved.is_dir() else moved.parent),
-    )
-    task = ClassifyTask(config, data.classes, data)
+    config = validate(merged, "the command line")
+    kind = TASKS[config.task]
+    data = kind.data_from_json(run.read_data(), moved if moved is None or moved.is_dir() else moved.parent)
+    task = kind(config, data.classes, data)
     result = train_task(task, config, run, resume=True, console=console)
     if result.stopped_by is not None:
         return 128 + result.stopped_by
@@ -89,14 +87,14 @@ def _continue(run: RunFolder, settings: RunConfig | None, moved: Path | None, co
     return 0
 
 
-def start_run(run: RunFolder, task: ClassifyTask, sources: Sources, console: Console) -> None:
+def start_run(run: RunFolder, task: Task, sources: Sources, console: Console) -> None:
     """Write down what a new run is, before its first step."""
     data, config = task.data, task.config
     if data is None:
         raise ValueError("A run needs a task with data.")
     run.write_config(config, sources)
     run.write_env()
-    run.write_data(data.to_json() | {"fingerprint": fingerprint(data)})
+    run.write_data(data.to_json() | {"fingerprint": data.fingerprint})
     counts = {split: len(items) for split, items in data.splits.items()}
     console.print(f"Run folder {run.path}: {config.model.name}, {len(data.classes)} classes, {counts['train']} train + {counts['val']} val")
     if data.ignored:
@@ -105,16 +103,16 @@ def start_run(run: RunFolder, task: ClassifyTask, sources: Sources, console: Con
         )
 
 
-def finish_run(run: RunFolder, task: ClassifyTask, result: TrainResult, sources: Sources, console: Console) -> None:
+def finish_run(run: RunFolder, task: Task, result: TrainResult, sources: Sources, console: Console) -> None:
     """Measure the best weights as they are on the disk, and write model card and report."""
     config, data = task.config, task.data
     if data is None or not data.splits["val"]:
         console.print(f"Weights: {run.best_weights} (there is no validation split to measure them on)")
         return
     predictor = predicting.load(run.path, device=config.loop.device)
-    measured = Measured(task, evaluate(task, predictor.model, task.dataset("val"), config=config))
+    measured = Measured.of(task, evaluate(task, predictor.model, task.dataset("val"), config=config))
     print_result(console, measured)
-    run.write_card(config, data.classes, {split: len(items) for split, items in data.splits.items()}, measured.result.to_json())
+    run.write_card(config, data.classes, {split: len(items) for split, items in data.splits.items()}, measured.evaluation.result.to_json())
     held_out = data.splits["val"]
     chosen = [item.path for item in held_out[:: max(1, len(held_out) // EXAMPLES)]][:EXAMPLES]
     examples = [shown for shown in predictor.stream(chosen) if not isinstance(shown, BadSample)]
@@ -126,7 +124,7 @@ def finish_run(run: RunFolder, task: ClassifyTask, result: TrainResult, sources:
     console.print(f"Report: {report}")
 
 
-def _notes(result: TrainResult, data: ClassData) -> tuple[str, ...]:
+def _notes(result: TrainResult, data: Data) -> tuple[str, ...]:
     notes = [f"{result.steps} steps in {result.epochs} epochs, {result.samples_per_second:.1f} pictures per second."]
     if data.made_split:
         notes.append("The data had no validation split; one was drawn from it, the same share of every class (see data.json).")
