@@ -1,77 +1,11 @@
-"""Everything a run can be told, in one place: the text under a field is its help, its documentation and its schema."""
+"""Everything a run can be told: the text under a field is its help, its documentation and its schema."""
 
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-import yaml
 from cyclopts import Parameter
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
-from pyramidvit.errors import UserError
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
-
-
-def parse_size(value: Any) -> Any:
-    """'512x640' → (512, 640) and '224' → (224, 224), from the command line or a file; pairs stay as they are."""
-    given = cast(Sequence[Any], value) if isinstance(value, list | tuple) else (value,)
-    if len(given) == 2:
-        return given
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", str(*given))
-    if not match:
-        raise PydanticCustomError("size", "expected height x width, such as 224x224 or 512x640")
-    return int(match[1]), int(match[2] or match[1])
-
-
-def show_size(size: tuple[int, int]) -> str:
-    """(512, 640) → '512x640'."""
-    return f"{size[0]}x{size[1]}"
-
-
-Size = Annotated[
-    tuple[Annotated[int, Field(ge=32)], Annotated[int, Field(ge=32)]],
-    BeforeValidator(parse_size),
-    Parameter(metavar="HxW", n_tokens=1, show_default=show_size),
-]
-
-
-def in_order(pair: tuple[float, float]) -> tuple[float, float]:
-    """The pair, if the first value is not above the second."""
-    if pair[0] > pair[1]:
-        raise PydanticCustomError("order", "the first value must not be above the second")
-    return pair
-
-
-def rising(pair: tuple[float, float]) -> tuple[float, float]:
-    """The pair, if the first value is below the second."""
-    if pair[0] >= pair[1]:
-        raise PydanticCustomError("rising", "the first value, which becomes 0, must be below the second, which becomes 1")
-    return pair
-
-
-PerChannel = Parameter(consume_multiple=1)
-"""One flag takes as many values as follow it, at least one."""
-
-
-class Section(BaseModel):
-    """A group of settings; unknown keys, infinite numbers and NaN are errors, nothing at all is no settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _holds_settings(cls, value: Any) -> Any:
-        if value is None:  # 'optim:' with nothing below it
-            return {}
-        if not isinstance(value, Mapping | cls):
-            raise PydanticCustomError("section", "expected settings below it, one 'name: value' per line")
-        return cast(Any, value)
+from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Size, in_order, rising
 
 
 @Parameter(name="*", group="Data")
@@ -221,75 +155,3 @@ class RunConfig(Section):
     augment: AugmentConfig = AugmentConfig()
     optim: OptimConfig = OptimConfig()
     loop: LoopConfig = LoopConfig()
-
-
-Sources = dict[str, str]
-"""Where each setting that is not a default came from, by dotted name: ``optim.lr`` → ``command line``."""
-
-
-def resolve(given: RunConfig | None = None, file: Path | None = None) -> tuple[RunConfig, Sources]:
-    """Merge defaults, a YAML file and what was given explicitly, in rising order of precedence."""
-    layers: list[tuple[str, RunConfig]] = []
-    if file is not None:
-        layers.append((file.name, validate(read_yaml(file), str(file))))
-    if given is not None:
-        layers.append(("command line", given))
-    merged: dict[str, Any] = {}
-    sources: Sources = {}
-    for source, settings in layers:
-        for section, values in settings.model_dump(exclude_unset=True).items():
-            if isinstance(values, dict):
-                group = cast(dict[str, Any], values)
-                merged.setdefault(section, {}).update(group)
-                sources.update({f"{section}.{key}": source for key in group})
-            else:
-                merged[section] = values
-                sources[section] = source
-    return validate(merged, str(file or "the command line")), sources
-
-
-def validate(settings: Mapping[str, Any], where: str) -> RunConfig:
-    """Settings as plain data → RunConfig, or a UserError that lists every wrong key and value."""
-    try:
-        return RunConfig.model_validate(settings)
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()]
-        raise UserError(f"Settings from {where} are wrong:\n" + "\n".join(lines)) from None
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML file, read without executing anything; empty if there is nothing in the file."""
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"Can't read settings from {path}: {error}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold sections such as 'optim:' with settings below them, got {type(content).__name__}.")
-    return content  # pyright: ignore[reportUnknownVariableType]
-
-
-def read_sources(path: Path) -> Sources:
-    """Where the settings in a file that ``to_yaml`` wrote came from."""
-    sources: Sources = {}
-    section = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, rest = line.strip().partition(":")
-        if not line.startswith(" "):
-            section = name
-        elif (source := rest.rpartition("  # ")[2]) != "default":
-            sources[f"{section}.{name}"] = source
-    return sources
-
-
-def to_yaml(config: RunConfig, sources: Sources) -> str:
-    """The resolved settings as YAML, each with its help above it and its source behind it."""
-    lines = [f"task: {config.task}"]
-    for section_name in ("data", "model", "augment", "optim", "loop"):
-        section: Section = getattr(config, section_name)
-        lines.append(f"{section_name}:")
-        for key, value in section.model_dump(mode="json").items():
-            text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000).removesuffix("...\n").strip()
-            lines.append(f"  {key}: {text}  # {sources.get(f'{section_name}.{key}', 'default')}")
-    return "\n".join(lines) + "\n"
