@@ -154,8 +154,8 @@ def _place(rng: np.random.Generator, shape: int, x: float, y: float, radius: flo
 def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, int]) -> tuple[Array, Array]:
     """The picture (H, W, 3) uint8, and the number of the object that each pixel shows (H, W), -1 for the background."""
     H, W = size
-    low, high = _two_colours(rng)
-    canvas = low + _texture(rng, size)[..., None] * (high - low)
+    low, high = two_colours(rng)
+    canvas = low + texture(rng, size)[..., None] * (high - low)
     owner = np.full(size, -1)
     for number, item in enumerate(objects):
         top, left = max(int(item.y - item.radius) - 1, 0), max(int(item.x - item.radius) - 1, 0)
@@ -169,19 +169,19 @@ def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, in
         coverage = np.clip(0.5 - distance, 0, 1)
         shade = 1 + rng.uniform(-0.15, 0.15) * dx + rng.uniform(-0.15, 0.15) * dy
         patch = canvas[top:bottom, left:right]
-        patch += coverage[..., None] * (shade[..., None] * _contrasting(rng, low, high) - patch)
+        patch += coverage[..., None] * (shade[..., None] * contrasting(rng, low, high) - patch)
         owner[top:bottom, left:right][coverage >= 0.5] = number
     canvas += rng.uniform(0, 0.03) * rng.standard_normal((H, W, 1), dtype=np.float32)
     return (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8), owner
 
 
-def _two_colours(rng: np.random.Generator) -> tuple[Array, Array]:
+def two_colours(rng: np.random.Generator) -> tuple[Array, Array]:
     """The background's two colours, muted and not far from each other, so that objects stand out."""
     first = (rng.random(3, dtype=np.float32) + rng.random(dtype=np.float32)) / 2
     return first, np.clip(first + 0.7 * rng.random(3, dtype=np.float32) - 0.35, 0, 1)
 
 
-def _contrasting(rng: np.random.Generator, low: Array, high: Array) -> Array:
+def contrasting(rng: np.random.Generator, low: Array, high: Array) -> Array:
     """A colour that can be told from everything between the two of the background: the first of eight that is far enough."""
     colours = rng.random((8, 3), dtype=np.float32)
     between = np.stack((low, (low + high) / 2, high))
@@ -189,7 +189,7 @@ def _contrasting(rng: np.random.Generator, low: Array, high: Array) -> Array:
     return colours[np.argmax(np.minimum(distance, 0.5))]
 
 
-def _texture(rng: np.random.Generator, size: tuple[int, int]) -> Array:
+def texture(rng: np.random.Generator, size: tuple[int, int]) -> Array:
     """A field (H, W) float32 from 0 to 1: gradient, stripes, checks, dots or smooth noise."""
     H, W = size
     kind = int(rng.integers(5))
