@@ -1,18 +1,23 @@
 """Groups, learning rates, freezing and averaging on a toy pyramid."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from pyramidvit.optim import (
     Ema,
+    Fall,
     freeze,
     learning_rate,
     load_optimizer_tensors,
     optimizer_tensors,
     param_groups,
+    poly,
     scaled_lr,
     set_learning_rate,
+    steps,
     train_mode,
 )
 
@@ -54,6 +59,19 @@ def test_layer_decay_shrinks_the_learning_rate_towards_the_input() -> None:
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert [rates[id(stage[0].weight)] for stage in model.stages] == pytest.approx([0.05, 0.1, 0.2, 0.4])  # pyright: ignore[reportIndexIssue]
     assert rates[id(model.head.weight)] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("fall", "expected"),
+    [
+        (functools.partial(poly, power=0.9), [1.0, 0.5**0.9, 0.0]),
+        (functools.partial(steps, milestones=(0.5, 0.9)), [1.0, 0.1, 0.01]),
+    ],
+)
+def test_other_schedules_of_the_published_recipes(fall: Fall, expected: list[float]) -> None:
+    """ADE20K falls by a power, COCO in steps."""
+    rates = [learning_rate(10 + at, total_steps=110, warmup_steps=10, peak=1.0, fall=fall) for at in (0, 50, 100)]
+    assert rates == pytest.approx(expected)
 
 
 def test_learning_rate_warms_up_then_falls_along_a_cosine() -> None:

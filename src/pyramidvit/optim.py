@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -22,17 +22,17 @@ class Staged(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
 
-def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0) -> list[dict[str, Any]]:
+def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0, decay_all: bool = False) -> list[dict[str, Any]]:
     """Trainable parameters in groups for AdamW, each with its ``weight_decay`` and ``lr_scale``.
 
-    Biases, norms and other 1-D parameters have no weight decay. ``lr_scale`` is ``layer_decay`` to the power of the distance from the last
+    Biases, norms and other 1-D parameters have no weight decay, unless ``decay_all``. ``lr_scale`` is ``layer_decay`` to the power of the distance from the last
     layer, so the last layer has 1.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decay = weight_decay if parameter.ndim > 1 else 0.0
+        decay = weight_decay if decay_all or parameter.ndim > 1 else 0.0
         scale = layer_decay ** (model.num_depths - 1 - model.depth_of(name)) if layer_decay < 1 else 1.0
         group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
         group["params"].append(parameter)
@@ -44,8 +44,29 @@ def scaled_lr(lr: float, batch: int, reference_batch: int) -> float:
     return lr * batch / reference_batch
 
 
-def learning_rate(step: int, *, total_steps: int, warmup_steps: int, peak: float, warmup_lr: float = 0.0, min_lr: float = 0.0) -> float:
-    """Learning rate of one step (from 0): a straight line from ``warmup_lr`` to ``peak``, then a half cosine to ``min_lr``.
+Fall = Callable[[float], float]
+"""Share of the run after its warm-up, 0 to 1 → share of the peak's height above the end, 1 to 0."""
+
+
+def cosine(progress: float) -> float:
+    """A half cosine from 1 to 0."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def poly(progress: float, *, power: float) -> float:
+    """From 1 to 0, faster at the end than a straight line when ``power`` is below 1."""
+    return (1 - progress) ** power
+
+
+def steps(progress: float, *, milestones: Sequence[float], factor: float = 0.1) -> float:
+    """1, times ``factor`` at each milestone."""
+    return factor ** sum(progress >= milestone for milestone in milestones)
+
+
+def learning_rate(
+    step: int, *, total_steps: int, warmup_steps: int, peak: float, warmup_lr: float = 0.0, min_lr: float = 0.0, fall: Fall = cosine
+) -> float:
+    """Learning rate of one step (from 0): a straight line from ``warmup_lr`` to ``peak``, then ``fall`` to ``min_lr``.
 
     Depends on nothing but the step, so a resumed run can't differ. ``warmup_lr`` and ``min_lr`` above ``peak`` count as ``peak``.
     """
@@ -53,7 +74,7 @@ def learning_rate(step: int, *, total_steps: int, warmup_steps: int, peak: float
     if step < warmup_steps:
         return warmup_lr + (peak - warmup_lr) * step / warmup_steps
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return min_lr + (peak - min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return min_lr + (peak - min_lr) * fall(progress)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -13,10 +13,22 @@ from torch import Tensor, nn
 
 from pyramidvit import config as configs
 from pyramidvit.checkpoint import Progress, TrainState
-from pyramidvit.config import RunConfig
+from pyramidvit.config import OptimConfig, RunConfig
 from pyramidvit.data.loader import EpochPlan
 from pyramidvit.errors import UserError
-from pyramidvit.optim import Ema, freeze, learning_rate, load_optimizer_tensors, optimizer_tensors, param_groups, scaled_lr
+from pyramidvit.optim import (
+    Ema,
+    Fall,
+    cosine,
+    freeze,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    param_groups,
+    poly,
+    scaled_lr,
+    steps,
+)
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import seed_everything, seed_of
 from pyramidvit.tasks import Task
@@ -90,6 +102,7 @@ class Session:
             peak=scaled_lr(optim.lr, self.samples_per_step, optim.reference_batch),
             warmup_lr=optim.warmup_lr,
             min_lr=optim.min_lr,
+            fall=_fall(optim),
         )
 
     def add_losses(self, terms: Mapping[str, Tensor], samples: int) -> None:
@@ -140,6 +153,12 @@ class Session:
         )
 
 
+def _fall(optim: OptimConfig) -> Fall:
+    if optim.schedule == "poly":
+        return functools.partial(poly, power=optim.power)
+    return functools.partial(steps, milestones=optim.milestones) if optim.schedule == "step" else cosine
+
+
 def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int) -> Session:
     """A session at step 0 for a training split of so many samples."""
     loop, optim = config.loop, config.optim
@@ -149,7 +168,7 @@ def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int)
     if config.model.grad_checkpointing:
         model.set_grad_checkpointing(True)
     model.to(accelerator.device)
-    groups = param_groups(model, weight_decay=optim.weight_decay, layer_decay=optim.layer_decay)
+    groups = param_groups(model, weight_decay=optim.weight_decay, layer_decay=optim.layer_decay, decay_all=optim.decay_all)
     optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
     ema = Ema(model, loop.ema_decay) if loop.ema_decay else None
     world, rank = accelerator.num_processes, accelerator.process_index

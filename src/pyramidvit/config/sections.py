@@ -92,6 +92,8 @@ class OptimConfig(Section):
     """Batch that `lr` is stated for."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
     """Weight decay of AdamW; biases, norms and other 1-D parameters have none."""
+    decay_all: bool = False
+    """Weight decay for biases, norms and other 1-D parameters too, as the published detectors were trained."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     """Momentum terms of AdamW."""
     eps: Positive = 1e-8
@@ -100,8 +102,14 @@ class OptimConfig(Section):
     """Epochs over which the learning rate grows linearly."""
     warmup_lr: Annotated[float, Field(ge=0)] = 1e-6
     """Learning rate of the very first step, not scaled."""
+    schedule: Literal["cosine", "poly", "step"] = "cosine"
+    """How the learning rate falls after the warm-up: a half cosine, a power of what is left, or to a tenth at each milestone."""
+    power: Positive = 0.9
+    """Exponent of schedule poly."""
+    milestones: tuple[Share, ...] = (8 / 12, 11 / 12)
+    """Shares of the run at which schedule step falls."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-5
-    """Learning rate at the end of the cosine, not scaled; at most the scaled learning rate is used."""
+    """Learning rate at the end of the schedule, not scaled; at most the scaled learning rate is used."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the learning rate from each block to the one before it; 1 trains all blocks alike."""
     clip_grad: Positive | None = None
