@@ -49,6 +49,10 @@ class ClipSampling:
         if self.frames < 1 or self.stride < 1 or (self.fps is not None and self.fps <= 0):
             raise UserError(f"A clip needs at least 1 frame, a stride of at least 1 and an fps above 0; got {self}.")
 
+    def seconds(self, fps: float) -> float:
+        """How long a clip lasts in a video of that rate; with segments, so long that no two moments show the same frame."""
+        return self.frames / fps if self.segments else self.frames * self.stride / (self.fps or fps)
+
     def random(self, duration: float, fps: float) -> np.ndarray:
         """(T,) seconds of one clip, anywhere."""
         if self.segments:
@@ -64,8 +68,8 @@ class ClipSampling:
         return np.concatenate(rows)
 
     def _from(self, duration: float, fps: float, share: float) -> np.ndarray:
-        step = self.stride / (self.fps or fps)
-        room = max(duration - self.frames * step, 0.0)
+        step = self.seconds(fps) / self.frames
+        room = max(duration - self.seconds(fps), 0.0)
         return self._played(share * room + step * np.arange(self.frames), duration, fps)
 
     def _within(self, duration: float, fps: float, places: np.ndarray) -> np.ndarray:

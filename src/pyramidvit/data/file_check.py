@@ -63,6 +63,17 @@ class Tally:
         self.paths[code].append(path)
         self.reasons[code].append(reason)
 
+    def copies(self, path: str, entry: Entry, digest: bytes) -> None:
+        """Note an entry whose content was there before."""
+        first = self.first.setdefault(digest, entry)
+        pair = f"the same as {first.path.relative_to(self.root).as_posix()}"
+        if first.truth != entry.truth:
+            self.odd("duplicate-classes", path, pair)
+        if first.split != entry.split:
+            self.odd("duplicate-splits", path, pair)
+        if first is not entry and (first.split, first.truth) == (entry.split, entry.truth):
+            self.odd("duplicate", path, pair)
+
     @property
     def sizes(self) -> dict[str, tuple[int, int, int]]:
         """(smallest, median, largest) of width and height."""
@@ -122,14 +133,7 @@ def _count(tally: Tally, entry: Entry, facts: Facts) -> None:
     """Add one file to the tally."""
     path, info = entry.path.relative_to(tally.root).as_posix(), facts.info
     if facts.digest is not None:
-        first = tally.first.setdefault(facts.digest, entry)
-        pair = f"the same as {first.path.relative_to(tally.root).as_posix()}"
-        if first.truth != entry.truth:
-            tally.odd("duplicate-classes", path, pair)
-        if first.split != entry.split:
-            tally.odd("duplicate-splits", path, pair)
-        if first is not entry and (first.split, first.truth) == (entry.split, entry.truth):
-            tally.odd("duplicate", path, pair)
+        tally.copies(path, entry, facts.digest)
     if facts.error is not None:
         kinds = {BandError: "bands", RangeError: "value-range-unknown"}
         tally.odd(kinds.get(type(facts.error), "damaged"), path, facts.error.reason)

@@ -71,12 +71,12 @@ def most_serious_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: [*LEVELS].index(finding.level)))
 
 
-def split_findings(splits: Mapping[str, Sequence[Any]]) -> Iterator[Finding]:
+def split_findings(splits: Mapping[str, Sequence[Any]], things: str = "pictures") -> Iterator[Finding]:
     """A split without a picture."""
     if not splits["train"]:
-        yield Finding("error", "no-training", "No training pictures: put class folders into a folder called train.")
+        yield Finding("error", "no-training", f"No training {things}: put class folders into a folder called train.")
     if not splits["val"]:
-        yield Finding("error", "no-validation", "No validation pictures, so nothing can be measured: add a val folder or more pictures.")
+        yield Finding("error", "no-validation", f"No validation {things}, so nothing can be measured: add a val folder or more {things}.")
 
 
 def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictures") -> Iterator[Finding]:
@@ -107,10 +107,10 @@ def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictu
         )
 
 
-def ignored_files(ignored: Sequence[Path], root: Path) -> Iterator[Finding]:
+def ignored_files(ignored: Sequence[Path], root: Path, things: str = "pictures") -> Iterator[Finding]:
     """What was left out of the data, once."""
     if ignored:
-        text = f"{number_of(len(ignored), 'file or folder', 'files or folders')}, hidden or not pictures, left out."
+        text = f"{number_of(len(ignored), 'file or folder', 'files or folders')}, hidden or not {things}, left out."
         yield Finding("note", "ignored", text, tuple(path.relative_to(root).as_posix() for path in ignored))
 
 
