@@ -86,12 +86,14 @@ class PyramidModel(nn.Module):
         self.backbone, self.num_classes, self.strides = backbone, num_classes, tuple(strides)
         there = [info.stride for info in backbone.feature_info]
         self.taken = [there.index(stride) for stride in strides if stride in there]
-        from_backbone = len(self.taken)
-        if not from_backbone or self.strides != tuple(strides[0] * 2**i for i in range(len(strides))) or strides[0] not in there:
-            raise ValueError(f"Levels at strides {self.strides} don't fit a backbone with maps at strides {there}: begin with one of them.")
-        if len(strides) > from_backbone and strides[from_backbone - 1] != there[-1]:
-            raise ValueError(f"Levels at strides {self.strides} need maps that the backbone, with strides {there}, doesn't have.")
-        self.fpn = FPN([backbone.feature_info[i].channels for i in self.taken], width, len(strides) - from_backbone, extra_kind)
+        if not strides or self.strides != tuple(strides[0] * 2**i for i in range(len(strides))):
+            raise ValueError(f"Levels need strides that double from one to the next, got {self.strides}.")
+        if strides[0] not in there or self.taken != list(range(self.taken[0], len(there))):
+            raise ValueError(
+                f"Levels at strides {self.strides} don't fit a backbone with maps at strides {there}: begin at one of these and go at least"
+                f" to {there[-1]}, or build the backbone with fewer maps (out_indices)."
+            )
+        self.fpn = FPN([backbone.feature_info[i].channels for i in self.taken], width, len(strides) - len(self.taken), extra_kind)
         self.num_depths = backbone.num_depths + 1
 
     def pyramid(self, images: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B C2 _ _"]]:

@@ -57,20 +57,21 @@ def match(
     matches = torch.full((len(candidates),), BACKGROUND, device=candidates.device)
     if len(objects.boxes) and len(candidates):
         step = PAIRS_AT_ONCE // len(objects.boxes) + 1
-        best = candidates.new_zeros(len(objects.boxes))
-        for rows, part in zip(matches.split(step), candidates.split(step), strict=True):
+        best, nearest = candidates.new_zeros(len(objects.boxes)), []
+        for number, (rows, part) in enumerate(zip(matches.split(step), candidates.split(step), strict=True)):
             iou = overlaps(part, objects.boxes)
             highest, index = iou.max(1)
             rows[highest >= negative] = IGNORED
             rows.copy_(torch.where(highest >= positive, index, rows))
-            torch.maximum(best, iou.amax(0), out=best)
-        if best_from is not None:
-            wanted = best.where((best >= best_from) & (best > 0), torch.inf)
-            number = torch.arange(len(best), device=best.device)
-            for rows, part in zip(matches.split(step), candidates.split(step), strict=True):
-                is_best = overlaps(part, objects.boxes) == wanted
-                last = torch.where(is_best, number, BACKGROUND).amax(1)  # of several objects the last, as published
-                rows.copy_(torch.where(last >= 0, last, rows))
+            if best_from is not None:
+                best = torch.maximum(best, iou.amax(0))
+                row, index = (iou == best.where((best >= best_from) & (best > 0), torch.inf)).nonzero(as_tuple=True)
+                nearest.append((row + number * step, index, iou[row, index]))
+        if nearest:
+            row, index, iou = (torch.cat(parts) for parts in zip(*nearest, strict=True))
+            row, index = row[iou == best[index]], index[iou == best[index]]
+            last = torch.full_like(matches, BACKGROUND).scatter_reduce(0, row, index, "amax")  # of several objects, as published
+            matches = torch.where(last >= 0, last, matches)
     if len(objects.crowd):
         step = PAIRS_AT_ONCE // len(objects.crowd) + 1
         for rows, part in zip(matches.split(step), candidates.split(step), strict=True):

@@ -134,14 +134,14 @@ def focal_loss(logits: Float[Tensor, "B N K"], ignored: Tensor, positives: tuple
 
     All logits are taken as background first, then the few exceptions are put right: no tensor of targets is needed.
     """
-    image, anchor = ignored.nonzero(as_tuple=True)
     objects = logits[positives]
     right = ALPHA * (1 - objects.sigmoid()).square() * F.softplus(-objects)
-    return _background(logits) - _background(logits[image, anchor]) - _background(objects) + right.sum()
+    rows = _background(logits).sum(2).masked_fill(ignored, 0)
+    return rows.sum() + (right - _background(objects)).sum()
 
 
 def _background(logits: Tensor) -> Tensor:
-    return (1 - ALPHA) * (logits.sigmoid().square() * F.softplus(logits)).sum()
+    return (1 - ALPHA) * logits.sigmoid().square() * F.softplus(logits)
 
 
 def detect(outputs: RetinaNetOutputs, valid: Sequence[tuple[int, int]]) -> list[Found]:
