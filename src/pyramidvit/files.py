@@ -96,6 +96,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def give_name(temp: Path, path: Path) -> None:
+    """Durably put a finished file, which lies in the same folder, in the place of ``path``. OSError when that fails."""
+    with temp.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temp, path)
+    _sync_folder(path.parent)
+
+
 def remove_temps(folder: Path) -> list[Path]:
     """Remove unfinished files that a kill left in a folder; returns what was removed. UserError when it can't be."""
     temps = sorted(folder.glob(f"{TEMP_PREFIX}*"))

@@ -1,0 +1,86 @@
+"""Where weights come from: a file, a published name, or a repository of the Hugging Face hub."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyramidvit.errors import UserError
+from pyramidvit.weights.download import cache_folder, fetch, is_offline, verify
+from pyramidvit.weights.pickles import read_pickle
+from pyramidvit.weights.zoo import ZOO, Published, find
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".pyth", ".pkl", ".ckpt", ".bin")
+
+WRAPPERS = ("model_state", "state_dict", "model", "state_dict_ema", "model_ema")
+"""Under which training programs keep the tensors of a checkpoint; the first that is there counts."""
+
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def locate(source: str | Path, *, offline: bool = False) -> tuple[Path, Published | None]:
+    """The file that a path, a published name (`pvt_v2_b2.in1k`) or `hf:owner/name` means, fetched if need be; and its record.
+
+    UserError with the nearest names when it means nothing.
+    """
+    text = str(source)
+    if text.startswith("hf:"):
+        return _from_hub(Published(text, text, "", {}), offline), None
+    if text in ZOO and not Path(text).exists():
+        record = ZOO[text]
+        return (_from_hub if record.url.startswith("hf:") else fetch)(record, offline=offline), record
+    if isinstance(source, str) and "/" not in text and "." in text and not text.endswith(SUFFIXES) and not Path(text).exists():
+        find(text)  # says which names are near
+    if not Path(text).is_file():
+        raise UserError(
+            f"There is no weights file {text}. Expected a file, a published name such as pvt_v2_b2.in1k (`pyramidvit weights` lists them), "
+            "or hf:owner/name."
+        )
+    return Path(text), None
+
+
+def _from_hub(record: Published, offline: bool) -> Path:
+    """The weights of a repository on the hub, in the hub's own cache under ours; ``@revision`` may follow the name."""
+    try:
+        from huggingface_hub import hf_hub_download  # noqa: PLC0415 - an extra
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError  # noqa: PLC0415
+    except ImportError:
+        raise UserError(f"{record.url} needs the Hugging Face client: pip install 'pyramidvit[hub]'.") from None
+    repository, _, revision = record.url.removeprefix("hf:").partition("@")
+    offline = offline or is_offline()
+    reason = ""
+    for name in HUB_FILES:
+        try:
+            file = hf_hub_download(repository, name, revision=revision or None, cache_dir=cache_folder() / "hub", local_files_only=offline)
+        except (EntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            reason = str(error).strip().splitlines()[0][:300]
+            continue
+        verify(Path(file), cache_folder() / f"hub-{repository.replace('/', '--')}-{revision or 'main'}-{name}", record)
+        return Path(file)
+    how = "the network is not to be used, and the cache has neither" if offline else "neither could be fetched"
+    raise UserError(f"Can't get {' or '.join(HUB_FILES)} from {record.url}: {how} ({reason}). Check the name, or give a file.")
+
+
+def read_foreign(path: Path, record: Published | None = None) -> dict[str, Tensor]:
+    """The tensors of a pickled file, out of what training programs wrap them in, by their own names.
+
+    UserError when it holds anything that would have to be run, or no tensors.
+    """
+    content = read_pickle(path)
+    while isinstance(content, Mapping) and not _is_state_dict(content):
+        wrapper = next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
+        content = None if wrapper is None else content[wrapper]
+    if content is None or not isinstance(content, Mapping):
+        raise UserError(f"{path} holds no state dict; expected tensors by name, alone or under {', '.join(WRAPPERS)}.")
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    return blue_last(tensors) if record is not None and record.bgr else tensors
+
+
+def _is_state_dict(content: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in content.values()) and not any(name in content for name in WRAPPERS)
+
+
+def blue_last(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a network that saw pictures with blue first, for pictures with red first."""
+    return {key: tensor.flip(1) if key.endswith("patch_embed.proj.weight") else tensor for key, tensor in tensors.items()}
