@@ -7,6 +7,7 @@ import torch
 from pyramidvit.geometry import (
     decode_rle,
     encode_mask,
+    encode_window,
     mask_to_polygons,
     masks_to_boxes,
     polygons_to_rle,
@@ -155,3 +156,13 @@ def test_outlines_of_a_mask_give_the_mask_back_with_its_holes_filled():
     assert len(mask_to_polygons(apart)) == 3
     for mask, filled in ((ring, torch.ones(5, 6).bool()), (apart, apart), (torch.zeros(4, 4).bool(), torch.zeros(4, 4).bool())):
         assert decode_rle(polygons_to_rle(mask_to_polygons(mask), (mask.shape[0], mask.shape[1]))).equal(filled)
+
+
+@pytest.mark.parametrize("window", [(0, 0, 7, 9), (0, 3, 7, 4), (2, 1, 3, 5), (4, 8, 3, 1), (3, 3, 0, 0)])
+def test_a_mask_in_a_window_is_that_of_the_whole_picture(window: tuple[int, int, int, int]) -> None:
+    """Also where a run goes on from the bottom of a column to the top of the next."""
+    top, left, height, width = window
+    part = torch.rand(height, width, generator=torch.Generator().manual_seed(0)) < 0.7
+    whole = torch.zeros(7, 9, dtype=torch.bool)
+    whole[top : top + height, left : left + width] = part
+    assert encode_window(part, top, left, (7, 9)) == encode_mask(whole)

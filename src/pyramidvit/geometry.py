@@ -94,6 +94,14 @@ def encode_mask(mask: Tensor) -> Rle:
     return _from_edges((mask.shape[0], mask.shape[1]), edges)
 
 
+def encode_window(mask: Tensor, top: int, left: int, size: tuple[int, int]) -> Rle:
+    """A mask that covers a window (h, w) bool of a picture of ``size`` (height, width) → run lengths of the picture, without drawing it."""
+    columns = np.pad(mask.cpu().T.numpy(), ((0, 0), (1, 1)))
+    column, row = np.nonzero(np.diff(columns, axis=1))
+    places, times = np.unique((left + column) * size[0] + top + row, return_counts=True)
+    return _from_edges(size, places[times == 1])  # twice: one run goes on from the end of a column into the next
+
+
 def decode_rle(rle: Rle) -> Tensor:
     """Run lengths → a mask (H, W) bool; ValueError as for ``rle_counts``."""
     height, width = rle.size
