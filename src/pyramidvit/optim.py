@@ -25,8 +25,8 @@ class Staged(Protocol):
 def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0, decay_all: bool = False) -> list[dict[str, Any]]:
     """Trainable parameters in groups for AdamW, each with its ``weight_decay`` and ``lr_scale``.
 
-    Biases, norms and other 1-D parameters have no weight decay, unless ``decay_all``. ``lr_scale`` is ``layer_decay`` to the power of the distance from the last
-    layer, so the last layer has 1.
+    Biases, norms and other 1-D parameters have no weight decay, unless ``decay_all``. ``lr_scale`` is ``layer_decay`` to the power of the
+    distance from the last layer, so the last layer has 1.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
