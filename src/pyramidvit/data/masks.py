@@ -1,0 +1,278 @@
+"""Pictures with a mask file each → class names and items per split.
+
+Layouts: ``images/`` beside ``masks/`` (or semantic, labels, annotations, SegmentationClass …), with or without train/ and val/ in or above
+them; or masks beside the pictures, named like them plus ``_mask``. Files are paired by name without suffix, in folders and below.
+Splits come from folders, or from the pictures that COCO json or ImageSets/Segmentation lists name, or are drawn from seed and names alone.
+
+Class names are ``classes``, or those of a file in the root: class_names.json, classes.txt and the like (a list, names by number, or a csv
+of name, r, g, b), or else as many numbers as the first masks have values.
+"""
+
+import csv
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyramidvit.data.annotations import choose_splits, held_out, pictures_below, read_json, split_of
+from pyramidvit.data.coco import is_coco
+from pyramidvit.data.findings import Finding, number_of
+from pyramidvit.data.listing import entries_of, first_of, inside, relative
+from pyramidvit.data.mask_items import IGNORE, Colour, MaskCode, MaskItem, read_mask
+from pyramidvit.errors import UserError
+
+_IMAGES = ("images", "image", "imgs", "img", "jpegimages", "pictures", "photos")
+_MASKS = ("masks", "mask", "semantic", "segmentationclass", "segmentation", "annotations", "labels", "label", "gt", "ground_truth")
+_ENDINGS = ("_mask", "_masks", "-mask", "_label", "_labels", "_seg", "_segmentation", "_gt", "_l")
+_LOOKED_AT = 64
+"""Masks that are read, spread over the data, to find out what values there are."""
+Pair = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class MaskData:
+    """Pictures with masks. ``splits`` has "train" and "val", each maybe empty; ``findings`` are what reading brought up."""
+
+    root: Path
+    code: MaskCode
+    splits: Mapping[str, tuple[MaskItem, ...]]
+    made_split: bool = False
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.code.classes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with paths relative to ``root``, which is the one absolute path."""
+        splits = {
+            split: [[relative(item.path, self.root), relative(item.mask, self.root)] for item in items]
+            for split, items in self.splits.items()
+        }
+        code = self.code
+        meaning = {
+            "value_map": [[*pair] for pair in code.value_map.items()],
+            "colours": [[[*colour], label] for colour, label in code.colours.items()],
+            "reduce_zero": code.reduce_zero,
+        }
+        root = str(self.root.absolute())
+        return {"root": root, "classes": [*self.classes], "splits": splits, "made_split": self.made_split, "masks": meaning}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> "MaskData":
+        """What ``to_json`` gave; ``root`` is where the data is now, if it has moved."""
+        try:
+            base, masks = Path(content["root"]) if root is None else root, content["masks"]
+            colours = {(int(r), int(g), int(b)): int(label) for (r, g, b), label in masks["colours"]}
+            value_map = {int(value): int(label) for value, label in masks["value_map"]}
+            code = MaskCode(tuple(map(str, content["classes"])), value_map, colours, bool(masks["reduce_zero"]))
+            splits = {
+                split: tuple(
+                    MaskItem(base / inside(path, "the saved split"), base / inside(mask, "the saved split"), code)
+                    for path, mask in content["splits"][split]
+                )
+                for split in ("train", "val")
+            }
+            return cls(base, code, splits, bool(content["made_split"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"The saved split is not one that we wrote ({type(error).__name__}: {error}); start a new run.") from error
+
+
+def read_mask_data(
+    root: str | Path,
+    *,
+    val_share: float = 0.2,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    value_map: Mapping[int, int] | None = None,
+    colours: Mapping[str, Colour] | None = None,
+    reduce_zero: bool = False,
+    strict: bool = True,
+) -> MaskData:
+    """Find pairs, classes and splits of a folder.
+
+    ``colours`` of classes by name are for RGB masks. What would make training wrong is a UserError, or with ``strict=False``, for a
+    check, an error among the findings.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise UserError(f"There is no folder {root}; segmentation takes a folder with images/ and masks/.")
+    findings: list[Finding] = []
+    pairs = {split: _pairs(*place, root, findings) for split, place in _places(root, findings).items()}
+    if not any(pairs.values()):
+        raise UserError(f"No pictures with masks in {root}: expected images/ and masks/ with files of the same names.")
+    if "all" in pairs:
+        pairs = _listed(pairs["all"], root) or pairs
+    made_split = "val" not in pairs
+    if made_split:
+        found = pairs.get("all", pairs.get("train", []))
+        held = held_out([[path for path, _ in found]], root, val_share, seed)
+        pairs = {"train": [pair for pair in found if pair[0] not in held], "val": [pair for pair in found if pair[0] in held]}
+    values = _values([mask for split in pairs.values() for _, mask in split])
+    code = _code(root, values, classes, colours, MaskCode((), dict(value_map or {}), {}, reduce_zero), findings)
+    if strict and (errors := [one for one in findings if one.level == "error"]):
+        lines = [f"{one.message} {', '.join(one.paths[:3])}{' …' if len(one.paths) > 3 else ''}".rstrip() for one in errors]
+        raise UserError(f"The masks of {root} would make training wrong:\n  " + "\n  ".join(lines))
+    splits = {split: tuple(MaskItem(path, mask, code) for path, mask in pairs.get(split, [])) for split in ("train", "val")}
+    return MaskData(root, code, splits, made_split, tuple(findings))
+
+
+def mask_fingerprint(data: MaskData) -> str:
+    """SHA-256 over relative paths and sizes in bytes (-1 for what can't be read) of pictures and masks, and what values mean."""
+    lines = [repr((data.code.classes, sorted(data.code.value_map.items()), sorted(data.code.colours.items()), data.code.reduce_zero))]
+    for item in (item for items in data.splits.values() for item in items):
+        for path in (item.path, item.mask):
+            try:
+                size = path.stat().st_size
+            except OSError:
+                size = -1
+            lines.append(f"{relative(path, data.root)}\t{size}\n")
+    return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _places(root: Path, findings: list[Finding]) -> dict[str, Pair]:
+    """Folders of pictures and masks of each split, or of "all"; the same folder twice when masks are beside the pictures."""
+    images, masks = first_of(root, _IMAGES), first_of(root, _MASKS)
+    if images and masks:
+        by_split = {split_of(folder, root): folder for folder in entries_of(masks, [])[0]}
+        found = {folder: split for folder in entries_of(images, [])[0] if (split := split_of(folder, root)) in by_split and split}
+        chosen = choose_splits(found, root, findings)
+        return {split: (folder, by_split[found[folder]]) for split, folder in chosen.items()} or {"all": (images, masks)}
+    found = {folder: split for folder in entries_of(root, [])[0] if (split := split_of(folder, root))}
+    places = choose_splits(found, root, findings) or {"all": root}
+    return {split: (first_of(place, _IMAGES) or place, first_of(place, _MASKS) or place) for split, place in places.items()}
+
+
+def _pairs(images: Path, masks: Path, root: Path, findings: list[Finding]) -> list[Pair]:
+    by_name = {_name(path, masks): path for path in pictures_below(masks)}
+    shortened = {_without_ending(name): path for name, path in by_name.items()}
+    shortened.pop(None, None)
+    pictures = [path for path in pictures_below(images) if images != masks or _without_ending(_name(path, masks)) is None]
+    pairs: list[Pair] = []
+    alone: list[str] = []
+    for path in pictures:
+        name = _name(path, images)
+        mask = shortened.get(name) or (by_name.get(name) if images != masks else None)
+        if mask is None:
+            alone.append(relative(path, root))
+        else:
+            pairs.append((path, mask))
+    if alone and (pairs or images != masks):
+        text = (
+            f"{number_of(len(alone), 'picture has', 'pictures have')} no mask of the same name in {relative(masks, root)}/: add or remove."
+        )
+        findings.append(Finding("error", "no-mask", text, tuple(alone)))
+    used = {mask for _, mask in pairs}
+    unused = [relative(path, root) for path in by_name.values() if path not in used and (images != masks or path not in pictures)]
+    if unused:
+        text = f"{number_of(len(unused), 'mask has', 'masks have')} no picture of the same name, left out."
+        findings.append(Finding("note", "unused-masks", text, tuple(unused)))
+    return pairs
+
+
+def _name(path: Path, folder: Path) -> str:
+    return unicodedata.normalize("NFC", path.relative_to(folder).with_suffix("").as_posix())
+
+
+def _without_ending(name: str) -> str | None:
+    return next((name[: -len(ending)] for ending in _ENDINGS if name.lower().endswith(ending)), None)
+
+
+def _listed(pairs: list[Pair], root: Path) -> dict[str, list[Pair]]:
+    """Splits that lists name; empty when there are no lists of both."""
+    lists: dict[str, set[str]] = {}
+    for file in entries_of(root, [])[1]:
+        split = split_of(file, root)
+        if file.suffix.lower() == ".json" and split and is_coco(content := read_json(file)):
+            lists[split] = {Path(str(entry.get("file_name"))).stem for entry in content["images"]}
+    folder = root / "ImageSets" / "Segmentation"
+    for file in folder.glob("*.txt") if folder.is_dir() else ():
+        lists[file.stem] = {line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()}
+    if not {"train", "val"} <= lists.keys():
+        return {}
+    return {split: [pair for pair in pairs if pair[0].stem in lists[split]] for split in ("train", "val")}
+
+
+def _values(masks: Sequence[Path]) -> set[int]:
+    """Values in masks spread over the data; those in colour have none."""
+    values: set[int] = set()
+    for path in masks[:: max(len(masks) // _LOOKED_AT, 1)]:
+        try:
+            mask = read_mask(path)
+        except UserError:  # said by whoever needs it
+            continue
+        if mask.ndim == 2 or (mask[..., :1] == mask).all():
+            values.update(np.unique(mask if mask.ndim == 2 else mask[..., 0]).tolist())
+    return values
+
+
+def _code(
+    root: Path,
+    values: set[int],
+    classes: Sequence[str] | None,
+    colours: Mapping[str, Colour] | None,
+    code: MaskCode,
+    findings: list[Finding],
+) -> MaskCode:
+    """The meaning of values: names and colours as given, as in a file, or as many names as there are values."""
+    names = tuple(classes or ())
+    if colours is None and (file := _class_file(root)):
+        file_names, colours = _read_class_file(file)
+        names = names or file_names
+    names = names or tuple(name for name in colours or {} if name != "ignore")
+    if not colours and values and values <= {0, IGNORE} and IGNORE in values and IGNORE not in code.value_map:
+        text = "Masks hold 0 and 255 only, and 255 means ignored, so nothing would be learned: pass --mask-map 255:1."
+        findings.append(Finding("error", "binary-masks", text))
+    if not names:
+        mapped = {code.value_map.get(value, value) for value in values} - {IGNORE}
+        if code.reduce_zero:
+            mapped = {value - 1 for value in mapped if value > 0}
+        names = _numbers(max(mapped, default=0) + 1)
+        findings.append(Finding("note", "unnamed-classes", f"No class names are given; {len(names)} are named {', '.join(names[:4])}."))
+    numbers = {name: number for number, name in enumerate(names)} | {"ignore": IGNORE}
+    if unknown := [name for name in colours or {} if name not in numbers]:
+        raise UserError(
+            f"Colours are given for {', '.join(unknown[:5])}, which {'is' if len(unknown) == 1 else 'are'} no class of {names}."
+        )
+    by_colour = {colour: numbers[name] for name, colour in (colours or {}).items()}
+    return MaskCode(names, code.value_map, by_colour, code.reduce_zero)
+
+
+def _numbers(K: int) -> tuple[str, ...]:
+    return ("background", "foreground") if K == 2 else tuple(map(str, range(K)))
+
+
+def _class_file(root: Path) -> Path | None:
+    files = [file for file in entries_of(root, [])[1] if file.suffix.lower() in (".json", ".txt", ".csv")]
+    return next((file for file in files if "class" in file.stem.lower() or file.stem.lower() in ("labels", "names", "codes")), None)
+
+
+def _read_class_file(file: Path) -> tuple[tuple[str, ...], dict[str, Colour] | None]:
+    """Names in order, and their colours when the file has them."""
+    try:
+        if file.suffix.lower() == ".json":
+            return _names_of(read_json(file)), None
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        if file.suffix.lower() == ".txt":
+            return tuple(line.strip() for line in lines), None
+        rows = [{key.strip().lower(): value.strip() for key, value in row.items()} for row in csv.DictReader(lines)]
+        colours = {row["name"]: (int(row["r"]), int(row["g"]), int(row["b"])) for row in rows}
+        return tuple(name for name in colours if name != "ignore"), colours
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{file} does not give class names: expected a list, or a csv of name,r,g,b ({error}).") from error
+
+
+def _names_of(content: Any) -> tuple[str, ...]:
+    if isinstance(content, dict) and isinstance(nested := content.get("classes", content.get("names")), list | dict):
+        content = nested
+    if isinstance(content, dict):
+        pairs: Iterable[tuple[Any, Any]] = content.items()
+        numbered = sorted((int(key), str(value)) if str(key).isdecimal() else (int(value), str(key)) for key, value in pairs)
+        if [number for number, _ in numbered] != list(range(len(numbered))):
+            raise ValueError("names must be numbered from 0 without gaps")
+        return tuple(name for _, name in numbered)
+    return tuple(str(entry["name"] if isinstance(entry, dict) else entry) for entry in content)
