@@ -2,7 +2,8 @@
 
 from pyramidvit.draw.canvas import BLUE, GREEN, LARGEST, RED, SMALLEST, TRACK, encode_png, shorten, shown, typeset
 from pyramidvit.draw.classes import annotate_classes, contact_sheet
-from pyramidvit.draw.plots import confusion_picture, curves_picture
+from pyramidvit.draw.dense import annotate_detections, annotate_segmentation, class_colours
+from pyramidvit.draw.plots import confusion_picture, curves_picture, precision_recall_picture
 
 __all__ = [
     "BLUE",
@@ -12,10 +13,14 @@ __all__ = [
     "SMALLEST",
     "TRACK",
     "annotate_classes",
+    "annotate_detections",
+    "annotate_segmentation",
+    "class_colours",
     "confusion_picture",
     "contact_sheet",
     "curves_picture",
     "encode_png",
+    "precision_recall_picture",
     "shorten",
     "shown",
     "typeset",

@@ -56,6 +56,43 @@ def confusion_picture(result: Confusion) -> bytes:
     return _png(figure)
 
 
+class PrecisionRecall(Protocol):
+    """What precision_recall_picture needs: names in label order, and precision (K, R) at evenly spaced recalls, NaN for an absent class."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def curves(self) -> np.ndarray: ...
+
+
+def precision_recall_picture(result: PrecisionRecall) -> bytes:
+    """PNG of precision over recall: a thick line for the mean over classes, thin ones for classes, AP at that overlap beside the name.
+
+    With more than six classes the three best and the three worst are named, and the others are grey.
+    """
+    curves = result.curves
+    there = np.flatnonzero(~np.isnan(curves).any(axis=1))
+    if not len(there):
+        raise ValueError("There is no curve to draw: no class has an object.")
+    recalls, areas = np.linspace(0, 1, curves.shape[1]), curves[there].mean(axis=1)
+    order = there[np.argsort(-areas, kind="stable")]
+    named = list(order) if len(order) <= 6 else [*order[:3], *order[-3:]]
+    figure, (axes,) = _figure(6, 3.6, 1)
+    for k in set(order.tolist()) - set(named):
+        axes.plot(recalls, curves[k], color="#c3c9d0", linewidth=1)
+    entries = list[tuple[Any, str]]()  # matplotlib leaves names that begin with "_" out of its own legend
+    for k, colour, dash in zip(named, (BLUE, GREEN, ORANGE, PURPLE, RED, MUTED), ("-", "--", "-.", ":", "--", "-."), strict=False):
+        (curve,) = axes.plot(recalls, curves[k], dash, color=colour, linewidth=1.3)
+        entries.append((curve, f"{shorten(result.classes[k], 24)} {curves[k].mean():.1%}"))
+    if len(order) > 1:
+        (curve,) = axes.plot(recalls, curves[there].mean(axis=0), color=INK, linewidth=2.4)
+        entries.append((curve, f"mean of {len(order)} {areas.mean():.1%}"))
+    axes.set(xlim=(0, 1), ylim=(0, 1.03), xlabel="recall", ylabel="precision")
+    axes.grid(color=TRACK)
+    _name_lines(axes, entries)
+    return _png(figure)
+
+
 def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """PNG of a run's curves over epochs, from the rows of metrics.jsonl: losses, shares from 0 to 1 such as top1, learning rate.
 
@@ -110,6 +147,20 @@ def _name_ticks(axis: "Axis", names: Sequence[str], size: float, turn: float) ->
     axis.set_ticks(range(len(names)), texts, rotation=turn, parse_math=False)
     for label, path in zip(axis.get_ticklabels(), paths, strict=True):
         label.set_fontproperties(FontProperties(fname=path, size=size))
+
+
+def _name_lines(axes: "Axes", entries: Sequence[tuple[Any, str]]) -> None:
+    """A legend beside the axes; any name can be drawn."""
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
+
+    texts, paths = zip(*(typeset(name) for _, name in entries), strict=True)
+    handles = [handle for handle, _ in entries]
+    legend = axes.legend(
+        handles, texts, title="AP, overlap 0.5", title_fontsize=8, frameon=False, labelcolor=INK, loc="center left", bbox_to_anchor=(1, 0.5)
+    )
+    for text, path in zip(legend.get_texts(), paths, strict=True):
+        text.set_parse_math(False)
+        text.set_fontproperties(FontProperties(fname=path, size=8))
 
 
 def _png(figure: "Figure") -> bytes:
