@@ -1,9 +1,10 @@
 """Parameters and multiply-adds as published (PB-108): the products of attention are part of them."""
 
 import pytest
+import torch
 
 from pyramidvit import create_model
-from pyramidvit.models.cost import measure_cost
+from pyramidvit.models.cost import growing_sizes, measure_cost, saved_bytes
 
 GIGA_MACS = {"pvt_v2_b0": 0.566, "pvt_v2_b1": 2.108, "pvt_v2_b2": 4.027, "pvt_v2_b2_li": 3.889, "pvt_v2_b3": 6.897, "pvt_v2_b4": 10.101}
 GIGA_MACS["pvt_v2_b5"] = 11.717
@@ -34,3 +35,21 @@ def test_attention_is_counted():
 
 def test_activation_memory_grows_with_the_picture():
     assert cost("pvt_v2_b0", 448, 448).activation_bytes > 3.5 * cost("pvt_v2_b0", 224, 224).activation_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("pvt_tiny", (2, 3, 64, 96)), ("pvt_v2_b0", (1, 3, 64, 64)), ("mvitv2_small_16x4", (1, 3, 4, 64, 64))]
+)
+def test_activation_memory_is_what_a_training_step_keeps(name, size, monkeypatch):
+    """Counted without memory, and with it: the same bytes. Clips of MViT v2 hold no matrix of queries times keys."""
+    real = create_model(name)
+    monkeypatch.setattr("pyramidvit.models.kernels.has_onednn", lambda _: False)  # which keeps less on the CPU
+    with torch.device("meta"):
+        counted, x = create_model(name), torch.empty(*size)
+    assert saved_bytes(counted, x) == saved_bytes(real, torch.randn(*size)) > 0
+
+
+def test_sizes_to_see_growth_at():
+    """From the size that the network is made for."""
+    assert growing_sizes(cost("mvit_small_16x4")) == [(224, 224), (448, 448), (896, 896)]
+    assert len([part for part in cost("mvit_small_16x4").parts if "stages" in part.name]) == 3

@@ -9,16 +9,13 @@ from typing import Any, Literal, overload
 
 from pyramidvit import weights as weights_io
 from pyramidvit.errors import UserError
-from pyramidvit.models import mvit, pvt, pvt_v2
+from pyramidvit.models import baselines
 from pyramidvit.models.classifier import Classifier
 from pyramidvit.models.layers import Backbone
-
-BACKBONES: dict[str, tuple[Callable[..., Backbone], Any]] = {
-    **{name: (pvt.PVT, config) for name, config in pvt.VARIANTS.items()},
-    **{name: (pvt_v2.PVTv2, config) for name, config in pvt_v2.VARIANTS.items()},
-    **{name: (mvit.MViT, config) for name, config in mvit.VARIANTS.items()},
-}
-"""Name → (class, architecture)."""
+from pyramidvit.models.trained_size import warn_when_far
+from pyramidvit.models.variants import BACKBONES
+from pyramidvit.weights import zoo
+from pyramidvit.weights.source import obtain
 
 HEADS = {"classify": Classifier}
 """Name → class that takes (backbone, num_classes)."""
@@ -32,6 +29,7 @@ def create_model(
     in_chans: int = 3,
     out_indices: Sequence[int] | None = None,
     drop_path_rate: float | None = None,
+    pretrained: bool = False,
     weights: str | Path | None = None,
 ) -> Backbone: ...
 
@@ -45,6 +43,7 @@ def create_model(
     in_chans: int = 3,
     features_only: Literal[False] = False,
     drop_path_rate: float | None = None,
+    pretrained: bool = False,
     weights: str | Path | None = None,
 ) -> Classifier: ...
 
@@ -58,40 +57,57 @@ def create_model(
     features_only: bool = False,
     out_indices: Sequence[int] | None = None,
     drop_path_rate: float | None = None,
+    pretrained: bool = False,
     weights: str | Path | None = None,
 ) -> Classifier | Backbone:
-    """A network by name, with random weights or those of a file.
+    """A network by name, one of ours or ``timm/<any timm backbone>``, with random or trained weights.
+
+    ``weights`` is a file, a published name (``pvt_v2_b2.in1k``) or ``hf:owner/name``; ``pretrained`` chooses the authors' own for this
+    network. A last layer for another number of classes starts anew, with a warning.
 
     ``num_classes`` counts foreground classes only. ``features_only`` gives the bare backbone, which returns the maps ``out_indices`` (0 is
-    the finest; negative indices count from the coarsest; all if not given). ``drop_path_rate`` defaults to the published one. Raises
-    UserError with the nearest names for an unknown name or head, and ValueError for impossible settings.
+    the finest; negative indices count from the coarsest; all if not given). ``drop_path_rate`` defaults to the published one, for networks
+    of timm to none. Raises UserError with the nearest names for an unknown name or head, and ValueError for impossible settings.
     """
     if in_chans < 1 or num_classes < 1:
         raise ValueError(f"in_chans and num_classes must be at least 1, got in_chans={in_chans} and num_classes={num_classes}.")
     if out_indices is not None and not features_only:
         raise ValueError(f"out_indices {tuple(out_indices)} choose maps of a bare backbone: add features_only=True.")
-    network, architecture = BACKBONES[_known(name, BACKBONES, "network")]
+    network, architecture = _backbone(name)
     build_head = None if features_only else HEADS[_known(head, HEADS, "head")]
     classify = build_head is Classifier
     backbone = network(architecture, in_chans=in_chans, out_indices=out_indices, drop_path_rate=drop_path_rate, classify=classify)
     model = backbone if build_head is None else build_head(backbone, num_classes)
+    if pretrained and weights is not None:
+        raise ValueError(f"pretrained=True and weights={str(weights)!r} are two answers to one question: give one of them.")
+    weights = zoo.pretrained(name).name if pretrained else weights
     if weights is not None:
-        report = weights_io.load(model, weights_io.read(Path(weights))[0], new_classes=True)
+        tensors, meta = obtain(weights)
+        report = weights_io.load(model, tensors, new_classes=True)
         if report.reset:
             warnings.warn(f"{weights}: {report}", stacklevel=2)
+        warn_when_far(model, backbone, None if meta is None else meta.preprocess.size)
     return model
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names that match a shell-style pattern, such as ``pvt_v2_*``."""
-    return fnmatch.filter(BACKBONES, pattern)
+    """Names that match a shell-style pattern, such as ``pvt_v2_*``; those of timm only where it starts with ``timm/``."""
+    return baselines.list_names(pattern) if pattern.startswith(baselines.PREFIX) else fnmatch.filter(BACKBONES, pattern)
+
+
+def _backbone(name: str) -> tuple[Callable[..., Backbone], Any]:
+    """Class and architecture."""
+    if name.startswith(baselines.PREFIX):
+        return baselines.TimmBackbone, baselines.known(name)
+    return BACKBONES[_known(name, BACKBONES, "network")]
 
 
 def _known(name: str, table: Mapping[str, object], kind: str) -> str:
     if name in table:
         return name
     close = difflib.get_close_matches(name, table, n=3, cutoff=0.5) or sorted(table)[:5]
-    raise UserError(f"There is no {kind} {name!r}; did you mean {' or '.join(close)}? `pyramidvit models` lists all.")
+    hint = f" `pyramidvit models` lists all; those of timm are named {baselines.PREFIX}<name>." if kind == "network" else ""
+    raise UserError(f"There is no {kind} {name!r}; did you mean {' or '.join(close)}?{hint}")
 
 
 __all__ = ["Backbone", "Classifier", "create_model", "list_models"]

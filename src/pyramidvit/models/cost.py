@@ -1,12 +1,14 @@
 """What a network costs, found without running it: parameters, multiply-adds, activation memory, per stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pyramidvit.models.classifier import Classifier
@@ -25,7 +27,8 @@ class CostRow:
 @dataclass(frozen=True)
 class Cost:
     """A whole network on one input. ``macs`` are multiply-adds, the products of attention included, which papers call FLOPs;
-    ``activation_bytes`` is what a training step keeps for the backward pass in float32, parameters not counted."""
+    ``activation_bytes`` is what a training step keeps for the backward pass in float32 with fused attention, parameters not counted; oneDNN
+    on the CPU keeps somewhat less, since it computes the GELU of PVT's and MViT's feed-forward again."""
 
     model: str
     input_shape: tuple[int, ...]
@@ -34,8 +37,18 @@ class Cost:
     activation_bytes: int
     parts: tuple[CostRow, ...]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.input_shape[-2], self.input_shape[-1]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def growing_sizes(cost: Cost) -> list[tuple[int, int]]:
+    """Once, twice and four times the sides that a network was measured on."""
+    return [(cost.size[0] * times, cost.size[1] * times) for times in (1, 2, 4)]
 
 
 def measure_cost(name: str, build: Callable[[], Classifier], size: tuple[int, int] | None = None) -> Cost:
@@ -56,18 +69,18 @@ def measure_cost(name: str, build: Callable[[], Classifier], size: tuple[int, in
     counts = counter.get_flop_counts()
     prefix = type(model).__name__
     rows = tuple(
-        CostRow(key, sum(p.numel() for p in part.parameters()), sum(counts.get(f"{prefix}.{key}", {}).values()) // 2, shapes[key])
+        CostRow(key, sum(p.numel() for p in part.parameters()), sum(counts.get(f"{prefix}.{key}", {}).values()) // 2, shapes.get(key, ()))
         for key, part in parts.items()
     )
     params = sum(p.numel() for p in model.parameters())
-    return Cost(name, input_shape, params, counter.get_total_flops() // 2, _saved_bytes(model, x), rows)
+    return Cost(name, input_shape, params, counter.get_total_flops() // 2, saved_bytes(model, x), rows)
 
 
 def _parts(model: nn.Module) -> dict[str, nn.Module]:
     """Stages, where a network has them, and everything beside them that has parameters."""
     found: dict[str, nn.Module] = {}
     for key, child in model.named_children():
-        if key in ("backbone", "stages"):
+        if key in ("backbone", "net", "stages", "layers") or isinstance(child, nn.ModuleList):
             found |= {f"{key}.{inner}": part for inner, part in _parts(child).items()}
         elif any(True for _ in child.parameters()):
             found[key] = child
@@ -75,14 +88,15 @@ def _parts(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _note_shape(shapes: dict[str, tuple[int, ...]], key: str) -> Callable[..., None]:
-    def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-        shapes[key] = tuple(output.shape)
+    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            shapes[key] = tuple(output.shape)
 
     return hook
 
 
-def _saved_bytes(model: nn.Module, x: Tensor) -> int:
-    """Bytes that the backward pass would find saved, each storage counted once, parameters left out."""
+def saved_bytes(model: nn.Module, x: Tensor) -> int:
+    """Bytes that the backward pass would find saved, each storage counted once, parameters left out; fused attention, as it will be."""
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, int] = {}
     alive: list[Tensor] = []
@@ -94,7 +108,33 @@ def _saved_bytes(model: nn.Module, x: Tensor) -> int:
             alive.append(tensor)  # a freed storage's address could be given out again
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad(), _FusedOnMeta():
         model.train()
         model(x)
     return sum(saved.values())
+
+
+class _FusedOnMeta(TorchFunctionMode):
+    """The meta device has no fused attention and would keep all scores; this keeps what the fused kernels do."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and args[0].is_meta:
+            q, k, v, *rest = args
+            bias = rest[0] if rest else (kwargs or {}).get("attn_mask")
+            return _KeptByFused.apply(q, k, v, bias)
+        return func(*args, **(kwargs or {}))
+
+
+class _KeptByFused(torch.autograd.Function):
+    """Queries, keys, values, the bias if there is one, the result, and one number per query: nothing of queries times keys."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        B, h, N, _ = q.shape
+        y = q.new_empty(B, N, h, v.shape[-1]).transpose(1, 2)  # as the kernels lay it out
+        ctx.save_for_backward(q, k, v, y, q.new_empty(B, h, N), *([] if bias is None else [bias]))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        raise NotImplementedError("Costs are counted in the forward pass.")

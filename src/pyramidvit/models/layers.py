@@ -1,6 +1,6 @@
 """What several networks share. Shapes: B batch, C channels, H W grid, T frames; tokens are channels-last (B, H, W, C)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,10 @@ class Backbone(nn.Module):
         """Raise unless this network was built to classify."""
         if not self.classify:
             raise ValueError(f"This {type(self).__name__} was built for its maps only; build it with classify=True to embed with it.")
+
+    def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:  # noqa: ARG002
+        """A file's tensors as ``backbone.…`` and ``head.…``, for networks whose names the layouts of weights/ don't know; None for ours."""
+        return None
 
     def leaves_out(self, parameter: str) -> bool:
         """Whether a parameter of the whole network is one that this cut of it does without."""

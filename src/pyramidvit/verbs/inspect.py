@@ -1,6 +1,7 @@
 """`pyramidvit check`, `models` and `info`: look before training."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from pyramidvit.data import check as checking
 from pyramidvit.data.folders import read_class_data
 from pyramidvit.data.image import ReadOptions
 from pyramidvit.errors import UserError
-from pyramidvit.models.cost import Cost, measure_cost
+from pyramidvit.models.cost import Cost, growing_sizes, measure_cost
 from pyramidvit.verbs import Count, Json, Seed, print_json
 
 
@@ -43,14 +44,17 @@ def check(
 
 
 def models(pattern: str = "*", *, json: Json = False) -> int:
-    """List the networks whose name matches a pattern such as 'pvt_v2_*'."""
+    """List the networks whose name matches a pattern such as 'pvt_v2_*'; 'timm/*' lists those of timm, if it is installed."""
     names = networks.list_models(pattern)
     if not names:
-        raise UserError(f"No network matches {pattern!r}. Names: {', '.join(networks.list_models())}.")
+        raise UserError(f"No network matches {pattern!r}. Names: {', '.join(networks.list_models())}, and those of timm as timm/<name>.")
     if json:
         print_json(names)
     else:
         sys.stdout.write("".join(f"{name}\n" for name in names))
+        if pattern == "*":
+            note = "Beside these, timm/<name> is any backbone of timm, such as timm/resnet50: pyramidvit models 'timm/*' lists them."
+            Console(stderr=True, highlight=False).print(note, style="dim")
     return 0
 
 
@@ -68,6 +72,7 @@ def info(
     shape: InputShape | None = None,
     in_chans: Count = 3,
     num_classes: Count = 1000,
+    growth: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
     """Count parameters, multiply-adds (attention products included) and activation memory of a network.
@@ -76,6 +81,7 @@ def info(
         name: Network; `pyramidvit models` lists the names.
         in_chans: Channels of the input.
         num_classes: Classes of the head.
+        growth: Show also what twice and four times the height and width cost.
         json: Print the numbers as JSON, nothing else.
     """
 
@@ -83,10 +89,16 @@ def info(
         return networks.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
     cost = measure_cost(name, build, shape.size if shape else None)
+    sizes = growing_sizes(cost)[1:] if growth else []
+    grown = [cost, *(measure_cost(name, build, size) for size in sizes)]
     if json:
-        print_json(cost.to_json())
+        larger = [{"size": list(c.size), "macs": c.macs, "activation_bytes": c.activation_bytes} for c in grown]
+        print_json(cost.to_json() | ({"growth": larger} if growth else {}))
     else:
-        Console(highlight=False).print(_cost_table(cost))
+        console = Console(highlight=False)
+        console.print(_cost_table(cost))
+        if growth:
+            console.print(_growth_table(grown))
     return 0
 
 
@@ -102,4 +114,17 @@ def _cost_table(cost: Cost) -> Table:
         table.add_row(part.name, "x".join(map(str, part.output[1:])), f"{part.params:,}", f"{part.macs / 1e9:.3f} G")
     table.add_section()
     table.add_row("total", "", f"{cost.params:,}", f"{cost.macs / 1e9:.3f} G")
+    return table
+
+
+def _growth_table(costs: Sequence[Cost]) -> Table:
+    first, *_ = costs
+    table = Table(title=f"{first.model} on larger inputs", caption="In brackets: times the first row.")
+    for column in ("size", "pixels", "multiply-adds", "kept in training"):
+        table.add_column(column, justify="right")
+    for cost in costs:
+        (height, width), (H, W) = cost.size, first.size
+        macs = f"{cost.macs / 1e9:,.1f} G ({cost.macs / first.macs:.1f})"
+        memory = f"{cost.activation_bytes / 2**20:,.0f} MiB ({cost.activation_bytes / first.activation_bytes:.1f})"
+        table.add_row(f"{height}x{width}", f"({height * width / (H * W):.0f})", macs, memory)
     return table
