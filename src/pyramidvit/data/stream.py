@@ -92,6 +92,8 @@ def open_stream(path: str | Path, options: VideoOptions) -> "Iterator[Stream]":
         raise VideoError(path, "there is no such file.") from None
     except IsADirectoryError:
         raise VideoError(path, "it is a folder, not a video.") from None
+    except av.error.ExitError:  # waiting for the disk took too long
+        raise VideoError(path, f"reading took longer than {options.time_limit:g} s, and was stopped.") from None
     except (av.error.FFmpegError, OSError) as error:
         where = "" if stream is None or stream.at is None else f" after {stream.at:.2f} s"
         raise VideoError(path, f"{error.strerror or error}{where} (PyAV {av.__version__}, {type(error).__name__}).") from error
@@ -143,17 +145,27 @@ class Stream:
 
     def decode(self) -> Iterator[Timed]:
         """Frames from where the file stands, with their times, which never fall."""
-        step = 1 / self.fps
+        begin: int | None = None  # the first packet's place in the file, and how much later its frame came out
+        lag: int | None = None
         for packet in self.container.demux(self.video):
             self._check_time()
+            begin = packet.dts if begin is None else begin
             for frame in packet.decode():
-                stamp = frame.dts if frame.pts is None else frame.pts
+                if lag is None:
+                    lag = (frame.dts or 0) - (begin or 0)
+                stamp = self._stamp(frame, lag)
                 if stamp is not None:
                     moment = (stamp - self._first) * self._base
                 else:
-                    moment = 0.0 if self.at is None else self.at + step
+                    moment = 0.0 if self.at is None else self.at + 1 / self.fps
                 self.at = moment if self.at is None else max(moment, self.at)
                 yield self.at, frame
+
+    def _stamp(self, frame: "VideoFrame", lag: int) -> int | None:
+        """Time stamp of a frame. AVI knows the order of packets only, and what it is said to know of display is wrong."""
+        if self.container.format.name == "avi":
+            return None if frame.dts is None else frame.dts - lag
+        return frame.dts if frame.pts is None else frame.pts
 
     def _best(self) -> "VideoStream":
         streams = self.container.streams
@@ -205,4 +217,4 @@ class Stream:
 
     def _check_time(self) -> None:
         if time.monotonic() - self._started > self.options.time_limit:
-            raise VideoError(self.path, f"decoding took longer than {self.options.time_limit:g} s, and was stopped.")
+            raise VideoError(self.path, f"reading took longer than {self.options.time_limit:g} s, and was stopped.")
