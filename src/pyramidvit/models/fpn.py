@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyramidvit.models.layers import Backbone
+from pyramidvit.models.kernels import linear
+from pyramidvit.models.layers import Backbone, to_map, to_tokens
 
 Extra = Literal["conv", "pool"]
 
@@ -25,6 +26,16 @@ class ConvReLU(nn.Conv2d):
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H W"]:
         x = super().forward(input)
         return F.relu_(x if self.norm is None else self.norm(x))
+
+
+class PointConv(nn.Conv2d):
+    """A 1x1 convolution, computed as the linear layer that it is on channels_last memory."""
+
+    def __init__(self, in_channels: int, width: int) -> None:
+        super().__init__(in_channels, width, 1)
+
+    def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H W"]:
+        return to_map(linear(to_tokens(input), self.weight.flatten(1), self.bias))
 
 
 def tower(in_channels: int, width: int, depth: int, norm_groups: int = 0) -> nn.ModuleList:
@@ -50,7 +61,7 @@ class FPN(nn.Module):
     def __init__(self, in_channels: Sequence[int], width: int = 256, extra: int = 0, extra_kind: Extra = "conv") -> None:
         super().__init__()
         self.extra = extra
-        self.laterals = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in in_channels)
+        self.laterals = nn.ModuleList(PointConv(channels, width) for channels in in_channels)
         self.outputs = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in in_channels)
         sources = [in_channels[-1], *[width] * extra][:extra] if extra_kind == "conv" else []
         self.extras = nn.ModuleList(nn.Conv2d(channels, width, 3, 2, 1) for channels in sources)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from pyramidvit.models.fpn import climb, tower
+from pyramidvit.models.fpn import PointConv, climb, tower
 from pyramidvit.models.kernels import Linear
 
 FINEST_SCALE = 56
@@ -68,7 +68,7 @@ class MaskHead(nn.Module):
         super().__init__()
         self.convs = tower(width, width, depth)
         self.upsample = nn.ConvTranspose2d(width, width, 2, 2)
-        self.masks = nn.Conv2d(width, num_classes, 1)
+        self.masks = PointConv(width, num_classes)
         for layer in (*self.convs, self.upsample, self.masks):
             nn.init.kaiming_normal_(layer.get_parameter("weight"), mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(layer.get_parameter("bias"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyramidvit.models.anchor_head import AnchorMaps, box_loss, levels_of, match_all, rows
 from pyramidvit.models.box_coder import decode, has_area
 from pyramidvit.models.found import Found, suppress
-from pyramidvit.models.fpn import ConvReLU, init_normal
+from pyramidvit.models.fpn import ConvReLU, PointConv, init_normal
 from pyramidvit.models.matching import Objects, sample
 
 
@@ -55,8 +55,8 @@ class RPN(nn.Module):
         self.config, self.strides = config, tuple(strides)
         anchors = len(config.anchor_ratios)
         self.conv = ConvReLU(width, width)
-        self.objectness = nn.Conv2d(width, anchors, 1)
-        self.boxes = nn.Conv2d(width, anchors * 4, 1)
+        self.objectness = PointConv(width, anchors)
+        self.boxes = PointConv(width, anchors * 4)
         init_normal(self)
 
     def forward(self, levels: Sequence[Float[Tensor, "B C _ _"]]) -> AnchorMaps:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyramidvit.models.fpn import PyramidModel
+from pyramidvit.models.fpn import PointConv, PyramidModel
 from pyramidvit.models.layers import Backbone
 from pyramidvit.models.matching import check_counts
 from pyramidvit.types import MaskTarget
@@ -71,7 +71,7 @@ class SemanticFPN(PyramidModel):
             widths = [config.width, *[config.channels] * max(i, 1)]
             self.branches.append(nn.ModuleList(ConvNormReLU(a, b) for a, b in pairwise(widths)))
         self.dropout = nn.Dropout2d(config.dropout)
-        self.classes = nn.Conv2d(config.channels, num_classes, 1)
+        self.classes = PointConv(config.channels, num_classes)
         nn.init.normal_(self.classes.weight, 0, 0.01)
         nn.init.zeros_(self.classes.get_parameter("bias"))
 
