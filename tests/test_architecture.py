@@ -13,10 +13,11 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"errors", "cpu", "config", "types", "files"},
     {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image"},
-    {"weights", "weights.layouts", "data.folders"},
+    {"models.epsilon", "models.pvt", "models.pvt_v2", "models.pooling", "models.mvit", "models.variants"},
+    {"weights", "data.folders"},
     {"models", "data", "losses", "metrics", "draw", "tiling", "coco_results", "optim"},
     {"tasks"},
-    {"runs", "checkpoint", "runtime", "session", "step", "display", "report", "engine", "summary", "predict", "bench"},
+    {"runs", "checkpoint", "runtime", "session", "plan", "step", "display", "report", "engine", "summary", "predict", "bench"},
     {"verbs"},
     {"cli", "__main__"},
 ]

@@ -175,11 +175,12 @@ def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int)
     plan = EpochPlan(samples, loop.batch_size, seed=loop.seed, repeats=config.augment.repeats, rank=rank, world=world)
     net, stepper = accelerator.prepare(model, optimizer)
     session = Session(task, config, accelerator, model, net, optimizer, stepper, ema, plan, [])
-    session.notes = _notes(session, frozen)
+    session.notes = first_notes(session, frozen)
     return session
 
 
-def _notes(session: Session, frozen: int) -> list[str]:
+def first_notes(session: Session, frozen: int) -> list[str]:
+    """What follows from the settings and is not plain to see."""
     loop, optim = session.config.loop, session.config.optim
     size = session.samples_per_step
     parts = f"{loop.batch_size} per batch x {loop.accumulate} accumulated x {session.accelerator.num_processes} processes"

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from pyramidvit import UserError, create_model, list_models
 from pyramidvit.cli import main
 from pyramidvit.data.scenes import write_scenes
-from pyramidvit.models.baselines import FeaturePyramid, survey
+from pyramidvit.models.baselines import survey
+from pyramidvit.models.feature_pyramid import FeaturePyramid
 from pyramidvit.models.trained_size import FAR
 from pyramidvit.optim import freeze, param_groups
 from pyramidvit.weights import load

@@ -11,6 +11,7 @@ from pyramidvit.config import RunConfig, Sources, resolve, validate
 from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
 from pyramidvit.errors import UserError
+from pyramidvit.plan import plan_run
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import make_accelerator
 from pyramidvit.summary import Measured, print_result, write_run_report
@@ -18,6 +19,7 @@ from pyramidvit.tasks import Data, Task
 from pyramidvit.tasks.table import TASKS, build_task
 from pyramidvit.types import BadSample
 
+ASSUMED_CLASSES = 1000
 EXAMPLES = 6
 """Held-out pictures that are drawn with their prediction."""
 
@@ -29,6 +31,7 @@ def train(
     resume: Path | None = None,
     runs: Path | None = None,
     name: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
     settings: Annotated[RunConfig | None, Parameter(name="*")] = None,
 ) -> int:
     """Train a network on a folder of pictures, or continue a run.
@@ -40,12 +43,17 @@ def train(
         resume: Run folder to continue exactly where it stopped.
         runs: Folder for run folders; runs/ if not given.
         name: Name of the run; the network and a number if not given.
+        dry_run: Show what would be done, with data or without, and do nothing.
     """
     console = Console(highlight=False)
     if resume is not None:
+        if dry_run:
+            raise UserError("--dry-run shows what a new run would do: leave --resume out.")
         if config is not None or name is not None or runs is not None:
             raise UserError("--resume continues a run under its own name and settings: leave --config, --name and --runs out.")
         return _continue(RunFolder.open(resume), settings, data, console)
+    if dry_run:
+        return _show_plan(resolve(settings, config)[0], data, console)
     if data is None:
         raise UserError("Give the folder to train on: pyramidvit train PHOTOS. To continue a run: pyramidvit train --resume RUN.")
     resolved, sources = resolve(settings, config)
@@ -57,6 +65,17 @@ def train(
     if result.stopped_by is not None:
         return 128 + result.stopped_by
     finish_run(run, task, result, sources, console)
+    return 0
+
+
+def _show_plan(config: RunConfig, data: Path | None, console: Console) -> int:
+    """Print what a run would do; without data, for as many classes as ImageNet has."""
+    task: Task = TASKS[config.task](config, [f"class {i}" for i in range(ASSUMED_CLASSES)]) if data is None else build_task(config, data)
+    table, notes = plan_run(task, config, None if task.data is None else len(task.data.splits["train"]))
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False)
+    console.print("This was a dry run: nothing was trained or written." + ("" if data else f" Without data, {ASSUMED_CLASSES} classes."))
     return 0
 
 

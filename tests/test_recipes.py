@@ -1,0 +1,99 @@
+"""Published recipes load, plan and say what they are; a dry run does and writes nothing."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pyramidvit import list_models
+from pyramidvit.cli import main
+from pyramidvit.config import resolve
+from pyramidvit.data.scenes import write_scenes
+from pyramidvit.models import BACKBONES
+from pyramidvit.optim import scaled_lr
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+IMAGENET = [path for path in RECIPES if path.stem.startswith("imagenet_")]
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    assert isinstance(left.value.code, int)
+    return left.value.code
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_loads_and_says_what_it_is(path):
+    config, _ = resolve(file=path)
+    header = path.read_text(encoding="utf-8").split("\n\n")[0]
+    for word in ("Command:", "Hardware:", "Hours:", "Expected:", "Source:"):
+        assert f"# {word}" in header
+    assert f"--config recipes/{path.name}" in header
+    assert config.model.name in path.stem
+    assert all(len(line) <= 140 for line in path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("path", IMAGENET, ids=lambda path: path.stem)
+def test_imagenet_recipes_have_the_published_figures(path):
+    """Drop path is that of the architecture, and at the published batch the learning rate is the published one."""
+    config, _ = resolve(file=path)
+    assert config.model.drop_path_rate == BACKBONES[config.model.name][1].drop_path_rate
+    batch, lr = (1024, 1e-3) if config.model.name.startswith("pvt") else (2048, 2e-3)
+    assert scaled_lr(config.optim.lr, batch, config.optim.reference_batch) == pytest.approx(lr)
+    assert config.loop.epochs == 300
+    assert (config.optim.clip_grad is None) == bool(re.fullmatch(r"pvt_(tiny|small)|pvt_v2_b(0|1|2|2_li)", config.model.name))
+
+
+def test_every_picture_network_has_a_recipe():
+    pictures = {name for name in list_models() if not re.search(r"_\d+x\d$", name)}
+    assert {path.stem.removeprefix("imagenet_") for path in IMAGENET} == pictures
+
+
+QUICK = ("imagenet_pvt_tiny", "imagenet_pvt_v2_b0", "imagenet_mvitv2_tiny")
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow) for p in RECIPES], ids=lambda p: p.stem
+)
+def test_a_recipe_plans_without_data(path, tmp_path, monkeypatch, capsys):
+    """Network, groups and schedule are built, on the meta device: no memory, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    assert run("train", "--config", path, "--dry-run", "--device", "cpu") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "300 epochs; how many steps" in said
+    assert "Without data, 1000 classes" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_with_data_has_steps_and_rates(tmp_path, monkeypatch, capsys):
+    write_scenes(tmp_path / "data", train=16, val=8, size=(40, 48), seed=1)
+    monkeypatch.chdir(tmp_path)
+    recipe = next(path for path in RECIPES if path.stem == "imagenet_pvt_v2_b0")
+    flags = ["--batch-size", 4, "--size", "64x64", "--device", "cpu", "--layer-decay", "0.9", "--freeze", "1"]
+    assert run("train", "data", "--config", recipe, *flags, "--dry-run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 per epoch, 1,200 in 300 epochs" in said
+    assert "0.0005 at 512 samples, a step has 4" in said
+    assert "Frozen: the first 1 stages" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_plan_finds_mistakes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for wrong, message in (
+        (["-m", "pvt_v3"], "There is no network"),
+        (["-m", "mvit_base_16x4"], "takes clips"),
+        (["--resume", "x"], "leave"),
+    ):
+        assert run("train", "--dry-run", *wrong) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [path.stem.removeprefix("imagenet_") for path in IMAGENET] + ["timm/resnet50", "timm/swin_tiny_patch4_window7_224"]
+)
+def test_train_takes_any_picture_network(name, capsys):
+    assert run("train", "--model", name, "--dry-run", "--device", "cpu", "--size", "64x64") == 0
+    assert "are trained" in capsys.readouterr().out
