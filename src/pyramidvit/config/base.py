@@ -12,6 +12,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+Side = Annotated[int, Field(ge=32)]
 
 
 def parse_size(value: Any) -> Any:

@@ -5,7 +5,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from pydantic import AfterValidator, Field
 
-from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Size, in_order, rising
+from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Side, Size, in_order, rising
+
+TaskName = Literal["classify", "segment", "detect", "instances"]
 
 
 @Parameter(name="*", group="Data")
@@ -30,6 +32,10 @@ class DataConfig(Section):
     """With on_bad_sample skip: stop all the same when more than this share of the samples seen was bad."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that read pictures; chosen from the number of cores if not given."""
+    on_bad_box: Literal["error", "fix", "drop"] = "error"
+    """What to do with boxes that are empty, inverted or reach out of the picture: refuse the data, mend what can be, or leave them out."""
+    reduce_zero_label: bool = False
+    """Segmentation: value 0 of the masks is no class; 1 is the first one (as ADE20K has it)."""
 
 
 @Parameter(name="*", group="Model")
@@ -39,7 +45,9 @@ class ModelConfig(Section):
     drop_path_rate: Share | None = None
     """Share of residual branches dropped in the last block, growing linearly from 0; the published value if not given."""
     weights: str | None = None
-    """Weights file to start from; random if not given."""
+    """Weights to start from: a file, a published name (`pyramidvit weights` lists them) or hf:owner/name; random if not given."""
+    offline: Annotated[bool, Parameter(negative="")] = False
+    """Use no network: published weights come from the cache only."""
     freeze: Annotated[int, Field(ge=0, le=4)] = 0
     """Number of stages, from the stem on, that are not trained."""
     grad_checkpointing: bool = False
@@ -82,6 +90,80 @@ class AugmentConfig(Section):
     """Label smoothing."""
     repeats: Count = 1
     """Views of each picture per epoch batch (repeated augmentation); an epoch stays as long as the data."""
+
+
+@Parameter(name="*", group="Segmentation and detection heads")
+class HeadConfig(Section):
+    preset: Annotated[Literal["published", "small"], Parameter(name="--head-preset")] = "published"
+    """Where a setting below is not given: as published, or narrow and shallow, for CPUs and small data."""
+    width: Count | None = None
+    """Channels of the feature pyramid and the head."""
+    depth: Count | None = None
+    """RetinaNet: convolutions before the last one."""
+    norm_groups: Annotated[int, Field(ge=0)] | None = None
+    """RetinaNet: groups of a GroupNorm behind each of these; 0 for none."""
+    channels: Count | None = None
+    """Semantic FPN: channels of the head."""
+    box_hidden: Count | None = None
+    """Mask R-CNN: width of the layers that read class and box of a region."""
+    mask_depth: Count | None = None
+    """Mask R-CNN: convolutions that read masks."""
+    samples: Count | None = None
+    """Mask R-CNN: regions per picture that learn."""
+    proposals: Count | None = None
+    """Mask R-CNN: best proposals of a picture that are kept."""
+    strides: tuple[Count, ...] | None = None
+    """Levels of the pyramid: input pixels per cell, each twice the one before."""
+    anchor_scale: Positive | None = None
+    """Side of a level's smallest anchor, in strides; `pyramidvit check` proposes one."""
+    anchor_octaves: Count | None = None
+    """RetinaNet: anchor sizes per level, in equal ratios up to twice the smallest one."""
+    anchor_ratios: tuple[Positive, ...] | None = None
+    """Heights of anchors divided by their widths; `pyramidvit check` proposes some."""
+    score_threshold: Share | None = None
+    """What is found needs a higher score."""
+    nms_iou: Share | None = None
+    """Of two boxes of a class that overlap more, the better one stays."""
+    max_per_image: Count | None = None
+    """Best detections that are kept."""
+
+
+@Parameter(name="*", group="Views for segmentation and detection")
+class DenseConfig(Section):
+    resize: Literal["keep", "fixed"] = "keep"
+    """keep: the largest size of the picture's shape that fits `short` and `long`. fixed: exactly `input_size`, whatever the shape."""
+    short: Side = 800
+    """keep: largest short side."""
+    long: Side = 1333
+    """keep: largest long side."""
+    input_size: Size = (512, 512)
+    """fixed: height x width."""
+    multiple: Count = 1
+    """Evaluation: sides are rounded up to a multiple of this, by resizing; the published segmentors use 32."""
+    resampling: Literal["bilinear", "bicubic"] = "bilinear"
+    """How pictures are resized for segmentation and detection."""
+    antialias: bool = False
+    """Average over pixels that shrinking would skip. The published networks saw pictures without."""
+    shorts: Annotated[tuple[Side, ...], PerChannel] = ()
+    """Training: short sides to draw from, in place of `short`."""
+    scale: Annotated[tuple[Positive, Positive], AfterValidator(in_order)] = (1.0, 1.0)
+    """Training: range of the factor on the resized picture; 0.5 to 2 in the published segmentors."""
+    crop_first: Share = 0.0
+    """Training: probability to cut a piece out of the picture, at one of `crop_shorts`, before it is resized; 0.5 in the 3x detectors."""
+    crop_shorts: Annotated[tuple[Side, ...], PerChannel] = (400, 500, 600)
+    """Short sides at which that piece is cut, without limit for the long side."""
+    crop_sides: Annotated[tuple[Side, Side], AfterValidator(in_order)] = (384, 600)
+    """Smallest and largest side of that piece."""
+    random_crop: Annotated[Size | None, Parameter(show_default=False)] = None
+    """Training: height x width of a random crop after resizing; smaller pictures are padded to it on the right and below."""
+    most_of_one: Share = 1.0
+    """Training, label maps: crops in which one class has a larger share of the labelled pixels are drawn again, up to ten times."""
+    flip_x: Share = 0.5
+    """Training: probability of a left-right flip."""
+    flip_y: Share = 0.0
+    """Training: probability of an up-down flip."""
+    distort: bool = False
+    """Training: brightness, contrast, saturation and hue, each with probability one half."""
 
 
 @Parameter(name="*", group="Optimiser")
@@ -156,10 +238,12 @@ class LoopConfig(Section):
 class RunConfig(Section):
     """One run; written to config.yaml of the run folder and into every checkpoint and weights file."""
 
-    task: Literal["classify"] = "classify"
-    """What is learned."""
+    task: TaskName = "classify"
+    """What is learned; `train` finds it out from the data if it is not given."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    head: HeadConfig = HeadConfig()
     augment: AugmentConfig = AugmentConfig()
+    dense: DenseConfig = DenseConfig()
     optim: OptimConfig = OptimConfig()
     loop: LoopConfig = LoopConfig()
