@@ -24,6 +24,8 @@ from pyramidvit.tasks import Task
 from pyramidvit.tasks.pictures import eight_bits
 from pyramidvit.tasks.table import task_from_weights
 from pyramidvit.types import BadSample, Prediction, Sample
+from pyramidvit.weights.source import obtain
+from pyramidvit.weights.zoo import ZOO
 
 Source = str | Path | np.ndarray
 """A file, or an upright picture as an array (H, W, C) uint8, or float32 from 0 to 1."""
@@ -110,12 +112,16 @@ class Predictor:
 
 
 def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> Predictor:
-    """A predictor from a run folder (its best weights) or from one weights file of ours. UserError when there is none."""
+    """A predictor from a run folder (its best weights), from one weights file of ours, or from published weights such as pvt_v2_b2.in1k.
+
+    UserError when there is none.
+    """
+    published = str(path) in ZOO
     path = Path(path)
     file = RunFolder.open(path).best_weights if path.is_dir() else path
-    if not file.is_file():
+    if not file.is_file() and not published:
         raise UserError(_no_weights(path, file))
-    tensors, meta = weights.read(file)
+    tensors, meta = obtain(str(path)) if published else weights.read(file)
     if meta is None:
         raise UserError(f"{file} holds weights without classes and preprocessing; expected a file that `pyramidvit train` wrote.")
     task = task_from_weights(file, meta)

@@ -18,6 +18,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.tasks import Data
 from pyramidvit.types import Batch, Preprocess, Sample
 from pyramidvit.weights import LoadReport, WeightsMeta
+from pyramidvit.weights.source import obtain
 
 
 class PictureTask:
@@ -67,8 +68,8 @@ class PictureTask:
         return batch
 
     def start_from(self, file: str, model: nn.Module) -> None:
-        """Fill a model from a file; last layers made for other classes are left out."""
-        tensors, meta = weights.read(Path(file))
+        """Fill a model from a file or published weights; last layers made for other classes are left out."""
+        tensors, meta = obtain(file, offline=self.config.model.offline)
         if meta is not None and meta.classes != self.classes:
             tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(self.head)}
         self.load_report = weights.load(model, tensors, new_classes=True)

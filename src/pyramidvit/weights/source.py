@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pyramidvit.errors import UserError
 from pyramidvit.weights.download import cache_folder, fetch, is_offline, verify
+from pyramidvit.weights.own import WeightsMeta, read
 from pyramidvit.weights.pickles import read_pickle
-from pyramidvit.weights.zoo import ZOO, Published, find
+from pyramidvit.weights.zoo import ZOO, Published, class_names, find
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".pyth", ".pkl", ".ckpt", ".bin")
 
@@ -17,6 +18,33 @@ WRAPPERS = ("model_state", "state_dict", "model", "state_dict_ema", "model_ema")
 """Under which training programs keep the tensors of a checkpoint; the first that is there counts."""
 
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def obtain(source: str | Path, *, offline: bool = False) -> tuple[dict[str, Tensor], WeightsMeta | None]:
+    """Tensors of what `locate` finds, and what is known of them: by the file itself or by our table of published files, else None.
+
+    Pickled files are read as data, see `read_foreign`.
+    """
+    path, record = locate(source, offline=offline)
+    with path.open("rb") as file:
+        start = file.read(9)
+    pickled = start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{")  # a safetensors header may begin like a pickle
+    tensors, meta = (read_foreign(path, record), None) if pickled else read(path)
+    return tensors, meta or (None if record is None else described(record))
+
+
+def described(record: Published) -> WeightsMeta | None:
+    """A published file's description, as ours carry it; None where inputs keep their shape."""
+    preprocess = record.preprocess
+    if preprocess is None:
+        return None
+    config = {
+        "task": record.head,
+        "model": {"name": record.model},
+        "data": {"mean": preprocess.mean, "std": preprocess.std},
+        "augment": {"size": preprocess.size, "crop": preprocess.crop, "interpolation": preprocess.interpolation},
+    }
+    return WeightsMeta(record.model, record.head, class_names(record.classes), preprocess, config, record.numbers)
 
 
 def locate(source: str | Path, *, offline: bool = False) -> tuple[Path, Published | None]:
