@@ -23,6 +23,7 @@ VERBS = {
     "evaluate": ("evaluate", "Measure a trained network on pictures with known classes."),
     "predict": ("predict", "Say what is on pictures."),
     "models": ("inspect", "List the networks."),
+    "weights": ("weights", "List published weights."),
     "info": ("inspect", "Count parameters, multiply-adds and memory of a network."),
 }
 """Verb → (file of pyramidvit.verbs, help)."""
