@@ -3,11 +3,11 @@
 Class folders are laid out as for pictures, with clips in the place of pictures: ``train/<class>/**`` and ``val/<class>/**``, or
 ``<class>/**``. A folder that holds pictures itself is one clip.
 
-A list has one clip per line: the path, then the label. The separator, of tab, semicolon, comma and space, is the one by which most of the
-first lines name clips that are there. The label stands on the right, so paths may hold the separator, and labels may when the path alone
-shows where it ends; both may be in quotes. A first line of column names is understood, in any order of columns; then the file is plain
-CSV. A JSON list is an array of objects with a path and a label, or an object of path: label. Paths are relative to the list, or
-absolute and below its folder; a suffix may be missing.
+A list has one clip per line: the path, then the label. The separator, of tab, semicolon, comma and space, is the one by which the first
+line names columns, or else most of the first lines name clips that are there. The label stands on the right, so paths may hold the
+separator, and labels may when the path alone shows where it ends; both may be in quotes. Columns that are named may come in any order; then
+the file is plain CSV. A JSON list is an array of objects with a path and a label, or an object of path: label. Paths are relative to the
+list, or absolute and below its folder; a suffix may be missing.
 
 Labels are names or numbers, never both in one data set. Numbers count from 0 into the class list: that given, or the lines of classes.txt
 (labels.txt, labels.json) beside the list. Without any, the numbers themselves are the names, in their order.
@@ -156,9 +156,14 @@ def _text_rows(text: str, folder: Path, base: Path) -> list[_Row]:
     def exists(path: str) -> bool:
         return _clip_at(path, folder, base) is not None
 
-    sample = [line for _, line in lines[:100]]
-    separator = max(_SEPARATORS, key=lambda one: sum(exists(_cut(line, one, exists)[0]) for line in sample))
-    head = [cell.strip().lower() for cell in lines[0][1].split(separator)] if lines else []
+    def fits(separator: str) -> tuple[bool, int, bool]:
+        found = [_cut(line, separator, exists)[0] for _, line in lines[:100]]
+        return _columns(_head(lines[0][1], separator)) is not None, sum(map(exists, found)), all(separator in line for _, line in lines)
+
+    if not lines:
+        return []
+    separator = max(_SEPARATORS, key=fits)
+    head = _head(lines[0][1], separator)
     if (columns := _columns(head)) is None:
         return [_Row(f"line {number}", *_cut(line, separator, exists)) for number, line in lines]
     if separator == " " or columns == (0, 1) == (0, len(head) - 1):
@@ -166,6 +171,10 @@ def _text_rows(text: str, folder: Path, base: Path) -> list[_Row]:
     cells = csv.reader((line for _, line in lines[1:]), delimiter=separator, skipinitialspace=True)
     rows = ((number, [*row, *[""] * len(head)]) for (number, _), row in zip(lines[1:], cells, strict=False))
     return [_Row(f"line {number}", row[columns[0]].strip(), row[columns[1]].strip()) for number, row in rows]
+
+
+def _head(line: str, separator: str) -> list[str]:
+    return [cell.strip().strip('"').lower() for cell in line.split(separator)]
 
 
 def _columns(head: Sequence[str]) -> tuple[int, int] | None:

@@ -126,6 +126,7 @@ def write_video(path: str | Path, frames: Array, *, fps: int = 10, codec: str = 
     with av.open(str(path), mode="w") as container:
         stream = container.add_stream(codec, rate=fps, options=settings)
         stream.width, stream.height, stream.pix_fmt = W, H, "yuv420p"
+        stream.codec_context.thread_count = 1  # threads would be missing in worker processes forked while the encoder is in memory
         for number, frame in enumerate(frames):
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
             picture.pts, picture.time_base = number, Fraction(1, fps)

@@ -112,6 +112,8 @@ class Stream:
         self.check_size(stream.height, stream.width)
         stream.codec_context.options = {"max_pixels": str(options.max_pixels)}
         stream.codec_context.thread_count = 1
+        self._order_only = self.container.format.name == "avi" and stream.codec_context.has_b_frames
+        """AVI knows the order of packets, not when frames are shown; with B-frames, places are only right when counted from the start."""
         self._base = float(stream.time_base or 0) or 1e-6
         self._first = stream.start_time or 0
         self.start = self._first * self._base
@@ -162,8 +164,7 @@ class Stream:
                 yield self.at, frame
 
     def _stamp(self, frame: "VideoFrame", lag: int) -> int | None:
-        """Time stamp of a frame. AVI knows the order of packets only, and what it is said to know of display is wrong."""
-        if self.container.format.name == "avi":
+        if self._order_only:
             return None if frame.dts is None else frame.dts - lag
         return frame.dts if frame.pts is None else frame.pts
 
@@ -195,7 +196,7 @@ class Stream:
 
     def _from(self, moment: float) -> Iterator[Timed]:
         """Frames from a key frame at or before a time."""
-        if moment <= 0 and self.at is None:
+        if self.at is None and (moment <= 0 or self._order_only):
             return self.decode()
         self._seek(moment)
         frames = self.decode()
@@ -211,6 +212,8 @@ class Stream:
 
     def _key_before(self, moment: float) -> float:
         """Time of the last key frame before a time, as far as the index knows; below any time if it knows none."""
+        if self._order_only:
+            return float("-inf")
         entries = self.video.index_entries
         number = entries.search_timestamp(self._first + int(moment / self._base))
         return (entries[number].timestamp - self._first) * self._base if number >= 0 else float("-inf")
