@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from pyramidvit.models import mask_rcnn, retinanet, semantic_fpn
+from pyramidvit import UserError, create_model, list_models
+from pyramidvit.models import BACKBONES, mask_rcnn, retinanet, semantic_fpn
 from pyramidvit.models.mvit import VARIANTS, MViT
 from pyramidvit.models.pvt import PVT, PVTConfig
 from pyramidvit.models.pvt_v2 import PVTv2, PVTv2Config
@@ -42,6 +43,7 @@ def build(kind, backbone=TINY["pvt_v2"]):
 
 
 MODULES = {"retinanet": retinanet, "mask_rcnn": mask_rcnn, "semantic_fpn": semantic_fpn}
+HEADS = {"retinanet": retinanet.RetinaNet, "mask_rcnn": mask_rcnn.MaskRCNN, "semantic_fpn": semantic_fpn.SemanticFPN}
 DETECTORS = ("retinanet", "mask_rcnn")
 
 
@@ -203,3 +205,36 @@ def test_large_label_maps_in_pieces(monkeypatch):
     whole = semantic_fpn.label_maps(outputs, [(97, 65)], [(300, 211)])
     monkeypatch.setattr(semantic_fpn, "SCORES_AT_ONCE", 3000)
     assert torch.equal(semantic_fpn.label_maps(outputs, [(97, 65)], [(300, 211)])[0], whole[0])
+
+
+PUBLISHED = {
+    "retinanet": {"pvt_tiny": 23.0, "pvt_small": 34.2, "pvt_large": 71.1, "pvt_v2_b0": 13.0, "pvt_v2_b1": 23.8, "pvt_v2_b5": 91.7},
+    "mask_rcnn": {"pvt_tiny": 32.9, "pvt_medium": 63.9, "pvt_v2_b0": 23.5, "pvt_v2_b2": 45.0, "pvt_v2_b2_li": 42.2, "pvt_v2_b4": 82.2},
+    "semantic_fpn": {"pvt_tiny": 17.0, "pvt_medium": 48.0, "pvt_v2_b0": 7.6, "pvt_v2_b1": 17.8, "pvt_v2_b3": 49.0},
+}
+"""Millions of parameters."""
+
+
+@pytest.mark.parametrize(("kind", "name", "millions"), [(k, n, m) for k, row in PUBLISHED.items() for n, m in row.items()])
+def test_published_parameter_counts(kind, name, millions):
+    classes = 150 if kind == "semantic_fpn" else 80
+    with torch.device("meta"):
+        model = create_model(name, head=kind, num_classes=classes)
+    assert type(model) is HEADS[kind]
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if len(getattr(BACKBONES[name][1], "size", (0, 0))) == 2])
+@pytest.mark.parametrize("kind", MODULES)
+def test_every_picture_network_carries_every_head(kind, name):
+    with torch.device("meta"):
+        model = create_model(name, head=kind, num_classes=K, head_config=MODULES[kind].SMALL)
+    assert model.config == MODULES[kind].SMALL
+    assert model.stage_of("fpn.laterals.0.weight") == 4
+
+
+def test_settings_and_heads_that_do_not_go_together():
+    with pytest.raises(ValueError, match="name that head"):
+        create_model("pvt_v2_b0", head_config=SEGMENT)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(UserError, match="did you mean retinanet"):
+        create_model("pvt_v2_b0", head="retinenet", num_classes=3)  # pyright: ignore[reportCallIssue, reportArgumentType]
