@@ -14,13 +14,7 @@ from pyramidvit.models.cost import measure_cost
 from pyramidvit.models.mvit import CLIPS, CLIPS_V2, PICTURES, PICTURES_V2, VARIANTS, MViT, MViTConfig
 from pyramidvit.models.pooling import PooledAttention, depthwise, pooled_grid
 from pyramidvit.weights import load
-from pyramidvit.weights.layouts import (
-    SLOWFAST_MVIT,
-    SLOWFAST_MVIT_PICTURES,
-    TIMM_MVIT_V2,
-    TIMM_MVIT_V2_LARGE,
-    TORCHVISION_MVIT,
-)
+from pyramidvit.weights.layouts import to_library
 
 PARAMETERS = {  # clips with 400 classes, pictures with 1000
     "mvit_base_16x4": 36_610_672,
@@ -44,10 +38,6 @@ SHALLOW = {"depths": (1, 1, 1, 1)}
 
 def classifier(config, classes=5):
     return Classifier(MViT(config, classify=True), classes)
-
-
-def without_prefix(model):
-    return {key.removeprefix("backbone."): tensor for key, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -109,8 +99,8 @@ GOLDEN = {
     "mvit_base_16x4/classify/16x224x224": "SlowFast MViT",
     "mvit_base16/classify/224x224": "SlowFast MViT for pictures",
     "mvitv2_small_16x4/classify/16x224x224": "SlowFast MViT",
-    "mvitv2_tiny/classify/224x224": "SlowFast MViT",
-    "mvitv2_small/classify/224x224": "SlowFast MViT",
+    "mvitv2_tiny/classify/224x224": "facebookresearch/mvit",
+    "mvitv2_small/classify/224x224": "facebookresearch/mvit",
 }
 
 
@@ -121,16 +111,11 @@ def test_equals_the_official_code(golden, case):
 
 @pytest.mark.parametrize("name", [case.split("/")[0] for case in GOLDEN])
 def test_names_and_shapes_are_the_official_ones(golden, name):
-    """But for the frames axis of length 1 that one of the two official repositories gives the poolings of pictures."""
+    """Of the two official repositories one gives the poolings of pictures an axis for frames."""
     with torch.device("meta"):
         model = create_model(name, num_classes=400 if len(VARIANTS[name].size) == 3 else 1000)
-    layout = SLOWFAST_MVIT_PICTURES if name == "mvit_base16" else SLOWFAST_MVIT
-    published, unknown = layout.from_ours(without_prefix(model), VARIANTS[name].depths)
-    want = {
-        key: [*shape[:2], *shape[3:]] if name == "mvit_base16" and ".pool_" in key else shape for key, shape in golden.keys[name].items()
-    }
-    assert unknown == []
-    assert {key: list(tensor.shape) for key, tensor in published.items()} == want
+    published = to_library(model.state_dict(), "mvit" if name in ("mvitv2_tiny", "mvitv2_small") else "slowfast").tensors
+    assert {key: list(tensor.shape) for key, tensor in published.items()} == golden.keys[name]
 
 
 def torchvision_network(config: MViTConfig, size, classes: int):
@@ -217,37 +202,14 @@ def test_equals_timm_with_copied_weights(relative, randomise, name):
         assert relative(ours(x), their_network(x)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("layout", "config"),
-    [
-        (SLOWFAST_MVIT, CLIPS),
-        (SLOWFAST_MVIT, CLIPS_V2),
-        (SLOWFAST_MVIT, PICTURES_V2),
-        (SLOWFAST_MVIT_PICTURES, PICTURES),
-        (TORCHVISION_MVIT, CLIPS),
-        (TORCHVISION_MVIT, CLIPS_V2),
-        (TIMM_MVIT_V2, PICTURES_V2),
-        (TIMM_MVIT_V2_LARGE, dataclasses.replace(PICTURES_V2, widen_in_attention=False)),
-    ],
-    ids=lambda value: value.name if hasattr(value, "name") else "",
-)
-def test_key_maps_go_both_ways(quick, layout, config):
-    config = dataclasses.replace(config, depths=(2, 1, 2, 1))
-    ours = quick(lambda: classifier(config))
-    published, unknown = layout.from_ours(without_prefix(ours), config.depths)
-    assert unknown == []
-    model = classifier(config)
-    assert load(model, published).layout == layout.name
-    assert all(torch.equal(tensor, ours.state_dict()[key]) for key, tensor in model.state_dict().items())
-
-
 def test_poolings_of_pictures_with_an_axis_for_frames(quick):
     """Released picture weights hold some poolings as (d, 1, 1, 3, 3)."""
     config = dataclasses.replace(PICTURES_V2, **SHALLOW)
     ours = quick(lambda: classifier(config))
-    published, _ = SLOWFAST_MVIT.from_ours(without_prefix(ours), config.depths)
+    published = to_library(ours.state_dict(), "mvit").tensors
+    some = {key: tensor.unsqueeze(2) if ".pool_q" in key else tensor for key, tensor in published.items()}
     model = classifier(config)
-    load(model, {key: tensor.unsqueeze(2) if ".pool_" in key else tensor for key, tensor in published.items()})
+    load(model, some)
     assert all(torch.equal(tensor, ours.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 

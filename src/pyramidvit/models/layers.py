@@ -59,6 +59,9 @@ class Backbone(nn.Module):
         if not self.classify:
             raise ValueError(f"This {type(self).__name__} was built for its maps only; build it with classify=True to embed with it.")
 
+    def check_size(self, size: tuple[int, int]) -> None:  # noqa: ARG002
+        """UserError unless pictures of this height and width can be taken; ours take any."""
+
     def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:  # noqa: ARG002
         """A file's tensors as ``backbone.…`` and ``head.…``, for networks whose names the layouts of weights/ don't know; None for ours."""
         return None

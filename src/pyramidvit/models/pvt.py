@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyramidvit.models.epsilon import PatchEpsilon
 from pyramidvit.models.kernels import Linear
 from pyramidvit.models.layers import (
-    Backbone,
     BlockConv,
     DropPath,
     FeatureInfo,
@@ -133,7 +133,7 @@ class Stage(nn.Module):
         return x
 
 
-class PVT(Backbone):
+class PVT(PatchEpsilon):
     """Four stages; each halves the grid (the first quarters it), leaving out rows and columns that fill no patch."""
 
     classify_only = ("stages.3.class_", "norm.")

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyramidvit.models.epsilon import PatchEpsilon
 from pyramidvit.models.kernels import Linear
 from pyramidvit.models.layers import (
-    Backbone,
     BlockConv,
     DropPath,
     FeatureInfo,
@@ -45,6 +45,8 @@ class PVTv2Config:
     """Keys and values are computed on a grid this many times coarser per side."""
     linear: bool = False
     """Keys and values on a 7x7 grid in every stage, whatever the size, and a ReLU in the feed-forward."""
+    patch_eps: float = 1e-5
+    """Epsilon of the norms after patches and after reduction: 1e-5 in the official code and timm, 1e-6 in Transformers and MMDetection."""
     drop_path_rate: float = 0.1
     """Stochastic depth of the published ImageNet training."""
 
@@ -70,7 +72,7 @@ VARIANTS = {
 class ReducedAttention(nn.Module):
     """Every position asks; only a coarser grid answers (spatial-reduction attention)."""
 
-    def __init__(self, width: int, heads: int, reduction: int, linear: bool) -> None:
+    def __init__(self, width: int, heads: int, reduction: int, linear: bool, eps: float) -> None:
         super().__init__()
         self.heads, self.reduction, self.linear = heads, reduction, linear
         self.q = Linear(width, width)
@@ -78,10 +80,10 @@ class ReducedAttention(nn.Module):
         self.proj = Linear(width, width)
         if linear:
             self.reduce = TokenConv(width, width, 1)
-            self.norm = nn.LayerNorm(width)
+            self.norm = nn.LayerNorm(width, eps)
         elif reduction > 1:
             self.reduce = BlockConv(width, reduction)
-            self.norm = nn.LayerNorm(width)  # eps 1e-5 here and after the patch embedding, 1e-6 elsewhere: as published
+            self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         B, H, W, C = x.shape
@@ -114,10 +116,10 @@ class MixFeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, expansion: int, reduction: int, linear: bool, drop_path: float) -> None:
+    def __init__(self, width: int, heads: int, expansion: int, reduction: int, linear: bool, eps: float, drop_path: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = ReducedAttention(width, heads, reduction, linear)
+        self.attn = ReducedAttention(width, heads, reduction, linear, eps)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = MixFeedForward(width, width * expansion, linear)
         self.drop_path = DropPath(drop_path)
@@ -130,10 +132,10 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """Overlapping patches, blocks at one resolution, a norm."""
 
-    def __init__(self, in_chans: int, width: int, kernel: int, stride: int, blocks: list[Block]) -> None:
+    def __init__(self, in_chans: int, width: int, kernel: int, stride: int, eps: float, blocks: list[Block]) -> None:
         super().__init__()
         self.patches = TokenConv(in_chans, width, kernel, stride, padding=kernel // 2)
-        self.patch_norm = nn.LayerNorm(width)
+        self.patch_norm = nn.LayerNorm(width, eps)
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width, eps=1e-6)
 
@@ -144,7 +146,7 @@ class Stage(nn.Module):
         return self.norm(x)
 
 
-class PVTv2(Backbone):
+class PVTv2(PatchEpsilon):
     """Four stages; each halves the grid (the first quarters it) and widens the channels."""
 
     def __init__(
@@ -163,10 +165,10 @@ class PVTv2(Backbone):
         rates = drop_path_rates(config.drop_path_rate if drop_path_rate is None else drop_path_rate, config.depths)
         self.stages = nn.ModuleList()
         for i in range(len(self.depths)):
-            shape = config.widths[i], config.heads[i], config.expansions[i], config.reductions[i], config.linear
+            shape = config.widths[i], config.heads[i], config.expansions[i], config.reductions[i], config.linear, config.patch_eps
             blocks = [Block(*shape, next(rates)) for _ in range(config.depths[i])]
             previous, kernel, stride = (config.widths[i - 1], 3, 2) if i else (in_chans, 7, 4)
-            self.stages.append(Stage(previous, config.widths[i], kernel, stride, blocks))
+            self.stages.append(Stage(previous, config.widths[i], kernel, stride, config.patch_eps, blocks))
         self.apply(init_weights)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B _ _ _"]]:
