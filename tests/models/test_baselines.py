@@ -212,6 +212,9 @@ def test_the_command_line_trains_measures_and_predicts(name, tmp_path, capsys):
     capsys.readouterr()
     assert code("predict", run, next((tmp_path / "data" / "val").rglob("*.png")), "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["top"]) == 5
+    assert code("train", tmp_path / "data", "--model", "timm/mvitv2_tiny", *flags, "--name", "fixed") == 2
+    assert "takes pictures of 224x224 only, got 64x64" in " ".join(capsys.readouterr().err.split())
+    assert not run.with_name("fixed").exists()
     assert code("info", name, "--size", "64x64", "--json") == 0
     assert json.loads(capsys.readouterr().out)["macs"] > 0
 

@@ -215,15 +215,15 @@ class TimmBackbone(Backbone):
     def _run(self, x: Tensor, what: Callable[[Tensor], Any]) -> Any:
         """Do it to pictures of a size that the network takes."""
         check_picture(x, self.in_chans)
-        (H, W), step = x.shape[-2:], self.survey.step
-        if step is None:
-            if self.survey.size != (H, W):
-                own = "{}x{}".format(*self.survey.size)
-                raise UserError(
-                    f"timm/{self.name} takes pictures of {own} only, got {H}x{W}: set the size to {own}, or choose another one."
-                )
-            return what(x)
+        H, W = x.shape[-2:]
+        self.check_size((H, W))
+        step = self.survey.step or 1
         return what(F.pad(x, (0, -W % step, 0, -H % step)) if step > 1 else x)
+
+    def check_size(self, size: tuple[int, int]) -> None:
+        if self.survey.step is None and size != self.survey.size:
+            own, got = ("{}x{}".format(*sides) for sides in (self.survey.size, size))
+            raise UserError(f"timm/{self.name} takes pictures of {own} only, got {got}: set the size to {own}, or choose another network.")
 
     def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of a file of ours, whole or a bare backbone, or of timm's, whose last layer is our head."""

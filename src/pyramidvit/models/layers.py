@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         if not self.classify:
             raise ValueError(f"This {type(self).__name__} was built for its maps only; build it with classify=True to embed with it.")
 
-    def check_size(self, size: tuple[int, int]) -> None:  # noqa: ARG002
+    def check_size(self, size: tuple[int, int]) -> None:
         """UserError unless pictures of this height and width can be taken; ours take any."""
 
     def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """`pyramidvit train`: from a folder of pictures to a run folder."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -84,7 +84,8 @@ def check_settings(task: Task, console: Console) -> None:
     if task.data is None or not task.data.splits["train"]:
         raise UserError("There are no pictures to train on: the train split is empty.")
     make_accelerator(task.config.loop.device, task.config.loop.precision)
-    task.model()
+    model: Any = task.model()
+    model.backbone.check_size(task.preprocess.size)
     if task.load_report is not None:
         console.print(f"{task.config.model.weights}: {task.load_report}", markup=False)
 
@@ -116,10 +117,8 @@ def start_run(run: RunFolder, task: Task, sources: Sources, console: Console) ->
     run.write_data(data.to_json() | {"fingerprint": data.fingerprint})
     counts = {split: len(items) for split, items in data.splits.items()}
     console.print(f"Run folder {run.path}: {config.model.name}, {len(data.classes)} classes, {counts['train']} train + {counts['val']} val")
-    if data.ignored:
-        console.print(
-            f"Left out, hidden or not pictures: {', '.join(str(path.relative_to(data.root)) for path in data.ignored[:10])}", markup=False
-        )
+    for remark in data.remarks:
+        console.print(remark, markup=False)
 
 
 def finish_run(run: RunFolder, task: Task, result: TrainResult, sources: Sources, console: Console) -> None:
