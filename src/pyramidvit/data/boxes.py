@@ -53,6 +53,16 @@ class BoxData:
     ids: Mapping[str, int | str] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def fingerprint(self) -> str:
+        """Of names, sizes and annotations."""
+        return box_fingerprint(self)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What reading brought up."""
+        return tuple(finding.message for finding in self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data: which pictures are in which split, and where the annotations are; ``root`` is the one absolute path."""
         splits = {split: [relative(item.path, self.root) for item in items] for split, items in self.splits.items()}

@@ -60,6 +60,12 @@ class ClassData:
             lines.append(f"{relative(item.path, self.root)}\t{size}\t{self.classes[item.label]}\n")
         return hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was left out."""
+        names = ", ".join(relative(path, self.root) for path in self.ignored[:10])
+        return (f"Left out, hidden or not pictures: {names}{' …' if len(self.ignored) > 10 else ''}",) if names else ()
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with paths relative to ``root``, which is the one absolute path."""
         splits = {name: [[relative(item.path, self.root), item.label] for item in items] for name, items in self.splits.items()}

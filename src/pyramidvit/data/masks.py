@@ -47,6 +47,16 @@ class MaskData:
     def classes(self) -> tuple[str, ...]:
         return self.code.classes
 
+    @property
+    def fingerprint(self) -> str:
+        """Of names and sizes, and of what values mean."""
+        return mask_fingerprint(self)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What reading brought up."""
+        return tuple(finding.message for finding in self.findings)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data with paths relative to ``root``, which is the one absolute path."""
         splits = {

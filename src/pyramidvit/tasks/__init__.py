@@ -26,8 +26,6 @@ class Data(Protocol):
     @property
     def splits(self) -> Mapping[str, tuple[LabelledFile, ...]]: ...
     @property
-    def ignored(self) -> tuple[Path, ...]: ...
-    @property
     def made_split(self) -> bool:
         """Whether the validation split was drawn by us."""
         ...
@@ -35,6 +33,11 @@ class Data(Protocol):
     @property
     def fingerprint(self) -> str:
         """A hash of names, sizes and labels."""
+        ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the user should know before training on it."""
         ...
 
     def to_json(self) -> dict[str, Any]: ...

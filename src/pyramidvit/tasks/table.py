@@ -1,14 +1,17 @@
 """Every task by name, and the one that a weights file was trained for."""
 
 from pathlib import Path
+from typing import Any
 
 from pyramidvit.config import RunConfig, validate
 from pyramidvit.errors import UserError
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.tasks.detect import DetectTask, InstancesTask
+from pyramidvit.tasks.segment import SegmentTask
 from pyramidvit.weights import WeightsMeta
 
-TASKS: dict[str, type[ClassifyTask]] = {task.name: task for task in (ClassifyTask,)}
+TASKS: dict[str, type[Any]] = {task.name: task for task in (ClassifyTask, SegmentTask, DetectTask, InstancesTask)}
 """Name → class."""
 
 

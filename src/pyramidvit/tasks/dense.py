@@ -1,0 +1,57 @@
+"""What segmentation and detection share: views of whole pictures, a backbone under a head, pictures of mistakes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from pyramidvit.config import RunConfig
+from pyramidvit.data.dense_transforms import DenseAugment, eval_transform, train_transform
+from pyramidvit.data.image import ImageError, read_image
+from pyramidvit.draw import encode_png
+from pyramidvit.models import create_model
+from pyramidvit.tasks import Data
+from pyramidvit.tasks.pictures import PictureTask, eight_bits
+from pyramidvit.types import Picture, Sample, Section
+
+WORST = 8
+
+
+class DenseTask(PictureTask):
+    """Base of the tasks that say something about places in a picture."""
+
+    def __init__(self, config: RunConfig, classes: Sequence[str], data: Data | None = None) -> None:
+        super().__init__(config, classes, data)
+        view = config.dense
+        size = view.input_size if view.resize == "fixed" else (view.short, view.long)
+        self.preprocess = replace(self.preprocess, size=size, crop=1.0, interpolation=view.resampling)
+
+    def transform(self, training: bool) -> Callable[[Sample], Sample]:
+        augment = DenseAugment(**self.config.dense.model_dump())
+        return train_transform(augment, self.preprocess) if training else eval_transform(augment, self.preprocess)
+
+    def model(self) -> nn.Module:
+        settings = self.config.model
+        in_chans, rate = self.config.data.in_chans, settings.drop_path_rate
+        model = self.build(create_model(settings.name, features_only=True, in_chans=in_chans, drop_path_rate=rate))
+        if settings.weights is not None:
+            self.start_from(settings.weights, model)
+        return model
+
+    def build(self, backbone: Any) -> nn.Module:
+        """The network on a backbone."""
+        raise NotImplementedError
+
+    def worst_pictures(self, text: str, worst: Sequence[tuple[str, Callable[[np.ndarray], Image.Image]]]) -> tuple[Section, ...]:
+        """Pictures with the most mistakes: their paths, and how each is drawn."""
+        pictures: list[Picture] = []
+        for path, drawn in worst[:WORST]:
+            try:
+                image = eight_bits(read_image(path, self.read_options()))
+            except ImageError:
+                continue  # it has gone since it was measured; the tables still count it
+            pictures.append(Picture(encode_png(drawn(image))))
+        return (Section("Worst pictures", text, pictures=tuple(pictures), small=True),) if pictures else ()

@@ -1,0 +1,151 @@
+"""Object detection (RetinaNet) and instance segmentation (Mask R-CNN): a picture in, its objects out. B batch, N objects, H W pixels."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from pyramidvit.config import RunConfig
+from pyramidvit.data.boxes import BoxData, read_box_data
+from pyramidvit.draw import annotate_detections, precision_recall_picture
+from pyramidvit.geometry import encode_window
+from pyramidvit.metrics import DetectionMetric, DetectionResult
+from pyramidvit.models import mask_rcnn, retinanet
+from pyramidvit.models.found import Found
+from pyramidvit.models.masks import THRESHOLD, paste_windows
+from pyramidvit.tasks import Headline, Summary
+from pyramidvit.tasks.dense import DenseTask
+from pyramidvit.tasks.heads import mask_rcnn_config, retinanet_config
+from pyramidvit.types import Batch, BoxTarget, Detections, Picture, Rle, Section
+
+MIN_SCORE = 0.3
+"""Detections that are drawn where the evaluation has not said which score is best."""
+
+
+class DetectTask(DenseTask):
+    """Where the objects of K classes are, as boxes, with RetinaNet."""
+
+    name = "detect"
+    title = "Object detection"
+    head = "classes."
+    masks = False
+
+    @classmethod
+    def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> BoxData:
+        """COCO, VOC, YOLO or VIA annotations, or a mask picture per object; ``classes`` are those of a trained network."""
+        settings = config.data
+        return read_box_data(
+            root,
+            val_share=settings.val_share,
+            seed=config.loop.seed,
+            classes=classes,
+            masks=cls.masks,
+            on_bad_box=settings.on_bad_box,
+        )
+
+    @classmethod
+    def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> BoxData:
+        """What a run wrote down; ``root`` is where the data is now, if it has moved."""
+        return BoxData.from_json(content, root)
+
+    def build(self, backbone: Any) -> nn.Module:
+        return retinanet.RetinaNet(backbone, len(self.classes), retinanet_config(self.config.head))
+
+    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Focal loss of the classes and L1 of the boxes, over the whole batch."""
+        return retinanet.losses(outputs, objects_of(batch), batch.valid)
+
+    def find(self, outputs: Any, valid: Sequence[tuple[int, int]]) -> list[Found]:
+        """Objects in pixels of the input."""
+        return retinanet.detect(outputs, valid)
+
+    def predict(self, outputs: Any, batch: Batch) -> list[Detections]:
+        """Objects in pixels of the original pictures, best first."""
+        found = self.find(outputs, batch.valid)
+        return [
+            self._in_original(one, path, inside, size)
+            for one, path, inside, size in zip(found, batch.paths, batch.valid, batch.sizes, strict=True)
+        ]
+
+    def _in_original(self, found: Found, path: str, inside: tuple[int, int], size: tuple[int, int]) -> Detections:
+        y, x = size[0] / inside[0], size[1] / inside[1]
+        boxes = found.boxes.float().cpu() * torch.tensor((x, y, x, y))
+        masks = None if found.masks is None else pasted(found.masks.float().cpu(), boxes, size)
+        return Detections(path, self.classes, size, boxes, found.labels.cpu(), found.scores.float().cpu(), masks)
+
+    def metric(self) -> DetectionMetric:
+        return DetectionMetric(self.classes, masks=self.masks)
+
+    def summarize(self, result: DetectionResult) -> Summary:
+        """COCO's average precision, curves, and the pictures with most mistakes at the best threshold."""
+        kind, best = ("mask" if self.masks else "box"), result.best
+        lines = [
+            f"{name} AP {_percent(precision.numbers['AP'])}, AP50 {_percent(precision.numbers['AP50'])}, "
+            f"AP75 {_percent(precision.numbers['AP75'])} ({result.objects} objects in {result.n} pictures)"
+            for name, precision in (("box", result.box), ("mask", result.mask))
+            if precision is not None
+        ]
+        lines.append(f"at score {best.score:.2f}: precision {best.precision:.1%}, recall {best.recall:.1%}, F1 {best.f1:.1%}")
+        twelve, *per_class = result.tables()
+        curves = precision_recall_picture(result.main)
+        value = result.headline[1]
+        facts = (("pictures measured", str(result.n)), ("objects", str(result.objects)), ("classes", str(len(self.classes))))
+        return Summary(
+            Headline(f"{kind.capitalize()} AP", value),
+            tuple(lines),
+            (*facts, ("best threshold", f"{best.score:.2f}")),
+            (
+                Section("Average precision", tables=(twelve,)),
+                Section("Classes", tables=tuple(per_class), pictures=(Picture(curves, "Precision over recall at overlap 0.5"),)),
+                *self.worst_pictures(
+                    f"Most mistakes at score {best.score:.2f}; dashed boxes are the truth.",
+                    [
+                        (poor.path, lambda image, poor=poor: annotate_detections(image, poor.found, poor.truth, min_score=best.score))
+                        for poor in result.worst
+                    ],
+                ),
+            ),
+            {"precision_recall.png": curves},
+        )
+
+    def draw(self, image: np.ndarray, prediction: Detections) -> Image.Image:
+        return annotate_detections(image, prediction, min_score=MIN_SCORE)
+
+
+class InstancesTask(DetectTask):
+    """Where the objects of K classes are, as boxes and masks, with Mask R-CNN."""
+
+    name = "instances"
+    title = "Instance segmentation"
+    head = "roi_heads."
+    masks = True
+
+    def build(self, backbone: Any) -> nn.Module:
+        return mask_rcnn.MaskRCNN(backbone, len(self.classes), mask_rcnn_config(self.config.head))
+
+    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Losses of both stages, over the whole batch."""
+        return mask_rcnn.losses(outputs, objects_of(batch), batch.valid)
+
+    def find(self, outputs: Any, valid: Sequence[tuple[int, int]]) -> list[Found]:
+        """Objects in pixels of the input, with masks."""
+        return mask_rcnn.detect(outputs, valid)
+
+
+def objects_of(batch: Batch) -> list[BoxTarget]:
+    """The targets of a batch of pictures with objects."""
+    return [target for target in batch.targets if isinstance(target, BoxTarget)]
+
+
+def pasted(probabilities: Tensor, boxes: Tensor, size: tuple[int, int]) -> tuple[Rle, ...]:
+    """Masks (N, S, S) over boxes → masks of the whole picture, one object in memory at a time."""
+    windows = paste_windows(probabilities, boxes, size)
+    return tuple(encode_window(window.probabilities >= THRESHOLD, window.top, window.left, size) for window in windows)
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{share:.1%}"

@@ -1,0 +1,91 @@
+"""Semantic segmentation: a picture in, a class for every pixel out. B batch, K classes, H W pixels."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from pyramidvit.config import RunConfig
+from pyramidvit.data.masks import MaskData, read_mask_data
+from pyramidvit.draw import annotate_segmentation, confusion_picture
+from pyramidvit.metrics import SegmentationMetric, SegmentationResult
+from pyramidvit.models.semantic_fpn import SemanticFPN, SemanticFPNOutputs, label_maps, losses
+from pyramidvit.tasks import Headline, Summary
+from pyramidvit.tasks.dense import DenseTask
+from pyramidvit.tasks.heads import semantic_fpn_config
+from pyramidvit.types import Batch, MaskTarget, Picture, Section, SegMap
+
+
+class SegmentTask(DenseTask):
+    """Which of K classes each pixel shows, with Semantic FPN."""
+
+    name = "segment"
+    title = "Semantic segmentation"
+    head = "classes."
+
+    @classmethod
+    def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> MaskData:
+        """Pictures with a mask file each; ``classes`` are those of a trained network."""
+        settings = config.data
+        return read_mask_data(
+            root, val_share=settings.val_share, seed=config.loop.seed, classes=classes, reduce_zero=settings.reduce_zero_label
+        )
+
+    @classmethod
+    def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> MaskData:
+        """What a run wrote down; ``root`` is where the data is now, if it has moved."""
+        return MaskData.from_json(content, root)
+
+    def build(self, backbone: Any) -> SemanticFPN:
+        return SemanticFPN(backbone, len(self.classes), semantic_fpn_config(self.config.head))
+
+    def loss(self, outputs: SemanticFPNOutputs, batch: Batch) -> dict[str, Tensor]:
+        """Cross entropy over the labelled pixels of the batch."""
+        return losses(outputs, [target for target in batch.targets if isinstance(target, MaskTarget)], batch.valid)
+
+    def predict(self, outputs: SemanticFPNOutputs, batch: Batch) -> list[SegMap]:
+        """The best class of every pixel of the original pictures."""
+        maps = label_maps(outputs, batch.valid, batch.sizes)
+        return [SegMap(path, self.classes, labels.cpu()) for path, labels in zip(batch.paths, maps, strict=True)]
+
+    def metric(self) -> SegmentationMetric:
+        return SegmentationMetric(self.classes)
+
+    def summarize(self, result: SegmentationResult) -> Summary:
+        """Mean IoU beside that of the most frequent class; classes, confusion, the worst pictures with their truth."""
+        low, high = result.interval
+        lines = (
+            f"mean IoU {result.miou:.1%} (95 % interval {low:.1%} to {high:.1%}, {result.n} pictures); chance {result.chance:.1%}",
+            f"mean Dice {result.dice:.1%}, pixel accuracy {result.pixel_accuracy:.1%}",
+        )
+        measures, classes = result.tables()
+        confusion = confusion_picture(result)
+        return Summary(
+            Headline("Mean IoU", result.miou, result.interval, result.chance, "the most frequent class everywhere"),
+            lines,
+            (("pictures measured", str(result.n)), ("classes", str(len(self.classes))), ("pixel accuracy", f"{result.pixel_accuracy:.1%}")),
+            (
+                Section("Overlap", tables=(measures,)),
+                Section("Classes", tables=(classes,)),
+                Section("What is taken for what", "Counts are pixels.", pictures=(Picture(confusion),)),
+                *self.worst_pictures(
+                    "Lowest mean IoU first; on the left what was predicted, on the right the truth.",
+                    [
+                        (
+                            poor.path,
+                            lambda image, poor=poor: annotate_segmentation(
+                                image, SegMap(poor.path, self.classes, poor.prediction), MaskTarget(poor.truth)
+                            ),
+                        )
+                        for poor in result.worst
+                    ],
+                ),
+            ),
+            {"confusion.png": confusion},
+        )
+
+    def draw(self, image: np.ndarray, prediction: SegMap) -> Image.Image:
+        return annotate_segmentation(image, prediction)
