@@ -1,0 +1,43 @@
+"""Detections as the COCO tools read them: one entry per object, with the ids of the data set."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyramidvit.errors import UserError
+from pyramidvit.files import write_text
+from pyramidvit.types import Detections
+
+
+def coco_results(detections: Detections, image_id: int | str, category_ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Entries of one picture, best first: boxes as (x, y, width, height) in pixels, masks as compressed run lengths.
+
+    ``category_ids`` are in label order. Numbers have nine digits, all that single precision holds.
+    """
+    if len(category_ids) != len(detections.classes):
+        raise ValueError(f"{len(detections.classes)} classes need as many category ids, got {len(category_ids)}.")
+    entries: list[dict[str, Any]] = []
+    rows = zip(detections.boxes.double().tolist(), detections.labels.tolist(), detections.scores.tolist(), strict=True)
+    for index, ((x, y, right, bottom), label, score) in enumerate(rows):
+        box = [_short(value) for value in (x, y, right - x, bottom - y)]
+        entry: dict[str, Any] = {"image_id": image_id, "category_id": category_ids[label], "bbox": box, "score": _short(score)}
+        if detections.masks is not None:
+            mask = detections.masks[index]
+            entry["segmentation"] = {"size": list(mask.size), "counts": mask.counts.decode("ascii")}
+        entries.append(entry)
+    return entries
+
+
+def write_coco_results(
+    path: Path, predictions: Sequence[Detections], image_ids: Mapping[str, int | str], category_ids: Sequence[int]
+) -> None:
+    """A JSON file for the COCO tools, written durably. ``image_ids`` are by the predictions' paths; UserError when one has none."""
+    if missing := [one.path for one in predictions if one.path not in image_ids]:
+        raise UserError(f"{len(missing)} of {len(predictions)} pictures have no image id, for instance {missing[0]}. Add them to the json.")
+    entries = [entry for one in predictions for entry in coco_results(one, image_ids[one.path], category_ids)]
+    write_text(path, json.dumps(entries, separators=(",", ":")))
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.9g}")
