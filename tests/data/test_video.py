@@ -43,6 +43,7 @@ def write_timed(
         stream.width = stream.height = SIDE
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = base
+        stream.codec_context.thread_count = 1
         for frame, stamp in zip(numbered(len(times)), times, strict=True):
             picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
             picture.pts, picture.time_base = stamp, base
@@ -164,12 +165,12 @@ def test_all_odd_videos_give_a_full_clip_or_name_themselves(shared: Path) -> Non
     errors: list[tuple[Path, VideoError]] = []
     for path in sorted(folder.glob("*/*")):
         try:
-            clip = read_frames(path, lambda duration, _: np.linspace(0, duration, 16, endpoint=False))
+            clip = read_frames(path, lambda duration, _: np.linspace(0, min(duration, 4), 16, endpoint=False))
         except VideoError as error:
             errors.append((path, error))
         else:
             assert (len(clip), clip.dtype) == (16, np.uint8)
-            assert clip.std() > 5, path  # a picture, not grey nothing
+            assert clip[:, ::9, ::9].std() > 5, path  # a picture, not grey nothing
     assert all(error.path == str(path) and str(path) in str(error) for path, error in errors)
     reasons = {path.name: error.reason for path, error in errors}
     assert set(reasons) == {
