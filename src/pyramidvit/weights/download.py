@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -156,7 +156,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def __init__(self, allow_http: bool) -> None:
         self.allow_http = allow_http
 
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
         _check_scheme(newurl, self.allow_http)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
