@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from pyramidvit.draw import LARGEST, annotate_detections, annotate_segmentation, class_colours, precision_recall_picture
+from pyramidvit.draw.plots import short_count
 from pyramidvit.geometry import encode_mask
 from pyramidvit.types import BoxTarget, Detections, MaskTarget, SegMap
 
@@ -166,3 +167,8 @@ def test_precision_recall_curves_are_drawn_for_any_number_of_classes():
     precision_recall_picture(Curves(("a", "b"), absent))
     with pytest.raises(ValueError, match="no class has an object"):
         precision_recall_picture(Curves(("a",), absent[1:]))
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (9999, "9999"), (12_345, "12k"), (3_400_000, "3.4M"), (24_000_000, "24M")])
+def test_counts_of_pixels_fit_into_the_cells_of_a_confusion_matrix(count: int, text: str):
+    assert short_count(count) == text

@@ -25,7 +25,7 @@ class Confusion(Protocol):
 
 
 def confusion_picture(result: Confusion) -> bytes:
-    """PNG of the confusion matrix: shades are shares of the true class (each row adds up to 1), numbers are samples.
+    """PNG of the confusion matrix: shades are shares of the true class (each row adds up to 1), numbers are counts.
 
     Up to 25 classes have numbers in the cells and up to 60 have their names at the sides; with more, the sides count classes from 0.
     """
@@ -45,8 +45,8 @@ def confusion_picture(result: Confusion) -> bytes:
         _name_ticks(axes.xaxis, result.classes, size, 90 if K > 3 else 0)
     if K <= 25:
         for true, predicted in np.argwhere(counts):
-            ink = PAPER if shares[true, predicted] > 0.4 else INK
-            axes.text(predicted, true, f"{counts[true, predicted]}", ha="center", va="center", color=ink, size=min(9.0, 28 * side / K))
+            ink, words = PAPER if shares[true, predicted] > 0.4 else INK, short_count(int(counts[true, predicted]))
+            axes.text(predicted, true, words, ha="center", va="center", color=ink, size=min(9.0, 28 * side / K))
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     bar = figure.colorbar(mesh, ax=axes, shrink=min(0.8, 3 / side), aspect=16, format="{x:.0%}", ticks=(0, 0.05, 0.2, 0.5, 1))
@@ -54,6 +54,15 @@ def confusion_picture(result: Confusion) -> bytes:
     bar.outline.set_visible(False)
     bar.set_label("share of the true class", size=8, color=MUTED)
     return _png(figure)
+
+
+def short_count(count: int) -> str:
+    """A count in few characters: 9999, 12k, 3.4M."""
+    if count < 10_000:
+        return str(count)
+    power = (len(str(count)) - 1) // 3
+    number = count / 1000**power
+    return f"{number:.{0 if number >= 10 else 1}f}{'kMGTPE'[power - 1]}"
 
 
 class PrecisionRecall(Protocol):
