@@ -1,124 +1,114 @@
 """Our networks beside another implementation with the same weights: time, share of the machine's peak, peak memory.
 
-Both sides run in one process with the same threads, turn by turn, after warm-up; a number is the median over the turns. Peak memory is the
-growth of a fresh process of its own over a few training steps. Run on a quiet machine:
+PVT v2 is compared with timm's, PVT with Transformers', MViT with torchvision's (at 224x224 only). Both sides take turns in one process
+after warm-up; a number is the median. Peak memory is measured in a fresh process, as by `pyramidvit bench`. Run on a quiet machine:
 
-    python benchmarks/backbones.py pvt_v2_b0 pvt_v2_b2 --out benchmarks/results/backbones.json
+    python benchmarks/backbones.py pvt_v2_b0 pvt_v2_b2 pvt_small --out benchmarks/results/backbones.json
+    python benchmarks/backbones.py mvit_base_16x4 mvitv2_small_16x4 --batches 1 --turns 7 --out benchmarks/results/clips.json
 """
 
 import argparse
 import json
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyramidvit import create_model
+from pyramidvit.bench.compare import Comparison, compare
+from pyramidvit.bench.measure import Contestant, Named
 from pyramidvit.cpu import keep_freed_memory
-from pyramidvit.models.cost import measure_cost
 from pyramidvit.weights import load
 
+TORCHVISION = {"mvit_base_16x4": "mvit_v1_b", "mvitv2_small_16x4": "mvit_v2_s"}
 
-def build(side: str, name: str) -> nn.Module:
-    """The network of one side; "ours" holds the weights that the other side has after the same seed."""
+
+class Logits(nn.Module):
+    """Transformers' network with a tensor as its answer."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).logits
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other implementation of one of our networks, for square pictures of a size."""
+
+    name: str
+    size: int
+
+    @property
+    def library(self) -> str:
+        return "torchvision" if self.name in TORCHVISION else "timm" if self.name.startswith("pvt_v2") else "transformers"
+
+    def __call__(self) -> nn.Module:
+        if self.library == "torchvision":
+            from torchvision.models import video  # noqa: PLC0415
+
+            return getattr(video, TORCHVISION[self.name])()
+        if self.library == "timm":
+            import timm  # noqa: PLC0415
+
+            return timm.create_model(self.name)
+        import transformers  # noqa: PLC0415
+
+        depths = create_model(self.name).backbone.published_depths
+        config = transformers.PvtConfig(depths=list(depths), image_size=self.size, num_labels=1000)
+        return Logits(transformers.PvtForImageClassification(config))
+
+
+def ours(peer: Peer) -> nn.Module:
+    """Our network with the weights that the other one has after the same seed."""
     torch.manual_seed(0)
-    theirs = timm.create_model(name)
-    if side == "timm":
-        return theirs
-    ours = create_model(name)
-    load(ours, theirs.state_dict())
-    return ours
+    theirs = peer()
+    model = create_model(peer.name)
+    load(model, (theirs.net if isinstance(theirs, Logits) else theirs).state_dict())
+    return model
 
 
-def inference(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    model.eval()
-
-    def run() -> object:
-        with torch.inference_mode():
-            return model(x)
-
-    return run
+def measure(name: str, batch: int, size: int, *, train: bool, turns: int, memory: bool) -> dict[str, Any]:
+    """One row: medians of both sides, their ratio, what share of the peak ours uses and, in training, peak memory."""
+    peer, shape = Peer(name, size), Named(name).shape((size, size), batch)
+    pair = [Contestant("theirs", peer, shape, train=train), Contestant("ours", partial(ours, peer), shape, train=train)]
+    return row(name, peer.library, compare(pair, ["theirs"], rounds=turns, memory=memory))
 
 
-def training_step(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    model.train()
-    labels = torch.arange(len(x))
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(x), labels).backward()
-
-    return run
-
-
-def take_turns(sides: list[Callable[[], object]], turns: int) -> list[list[float]]:
-    """Seconds of each side, turn by turn."""
-    for run in sides:
-        run()
-        run()
-    seconds: list[list[float]] = [[] for _ in sides]
-    for turn in range(turns):
-        for i in range(len(sides)):
-            side = (i + turn) % len(sides)  # who goes first changes, so that neither always finds a warm cache
-            start = time.perf_counter()
-            sides[side]()
-            seconds[side].append(time.perf_counter() - start)
-    return seconds
-
-
-def peak_flops() -> float:
-    """Multiply-adds per second of the best large matrix product, times two."""
-    n = 2048
-    a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
-    best = min(take_turns([lambda: torch.mm(a, b, out=c)], 20)[0])
-    return 2 * n**3 / best
-
-
-def peak_memory(side: str, name: str, batch: int, size: int) -> float:
-    """MiB by which a fresh process grows over three training steps."""
-    command = [sys.executable, __file__, name, "--memory-of", side, "--batches", str(batch), "--size", str(size)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-
-
-def memory_of(side: str, name: str, batch: int, size: int) -> float:
-    step = training_step(build(side, name), torch.randn(batch, 3, size, size))
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew, at what is in use now
-    before = resident("VmRSS")
-    for _ in range(3):
-        step()
-    return (resident("VmHWM") - before) / 1024
-
-
-def resident(field: str) -> int:
-    """KiB of memory of this process: VmRSS now, VmHWM at most so far."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(field)))
-
-
-def compare(name: str, batch: int, size: int, what: str, turns: int, peak: float) -> dict[str, Any]:
-    """One row: medians of both sides, the ratio of the medians, and what share of the peak ours uses."""
-    x = torch.randn(batch, 3, size, size)
-    prepare = inference if what == "forward" else training_step
-    theirs, ours = (statistics.median(s) for s in take_turns([prepare(build(side, name), x) for side in ("timm", "ours")], turns))
-    macs = measure_cost(name, lambda: create_model(name), (size, size)).macs * batch * (1 if what == "forward" else 3)
-    share = 2 * macs / ours / peak
-    return {
+def row(name: str, library: str, result: Comparison) -> dict[str, Any]:
+    theirs, mine = result.rows
+    content: dict[str, Any] = {
         "model": name,
-        "what": what,
-        "batch": batch,
-        "timm_ms": theirs * 1e3,
-        "ours_ms": ours * 1e3,
-        "ratio": theirs / ours,
-        "share_of_peak": share,
+        "beside": f"{library} {version(library)}",
+        "what": "forward and backward" if result.train else "forward",
+        "shape": list(mine.shape),
+        "theirs_ms": theirs.p50 * 1e3,
+        "ours_ms": mine.p50 * 1e3,
+        "ratio": result.ratio(mine, "theirs"),
+        "share_of_peak": mine.share_of(result.peak),
+        "spread": max(theirs.spread, mine.spread),
     }
+    if mine.memory_mib is not None and theirs.memory_mib is not None:
+        ratio = mine.memory_mib / theirs.memory_mib
+        content |= {"theirs_mib": theirs.memory_mib, "ours_mib": mine.memory_mib, "memory_ratio": ratio}
+    return content | {"peak_gflops": result.peak / 1e9, "machine": result.machine, "warnings": list(result.warnings)}
+
+
+def show(row: dict[str, Any]) -> None:
+    memory = f", memory {row['ours_mib']:.0f} of {row['theirs_mib']:.0f} MiB ({row['memory_ratio']:.2f})" if "ours_mib" in row else ""
+    print(
+        f"{row['model']:17} {row['what']:20} {'x'.join(map(str, row['shape']))}: {row['beside'].split()[0]} {row['theirs_ms']:.1f} ms, "
+        f"ours {row['ours_ms']:.1f} ms, ratio {row['ratio']:.2f}, {row['share_of_peak']:.0%} of {row['peak_gflops']:.0f} GFLOP/s{memory}",
+        *row["warnings"],
+        sep="\n    ",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -131,45 +121,23 @@ def main() -> None:
     parser.add_argument("--allocator", choices=["default", "keep"], default="keep", help="keep: as the command line sets it")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory-of", choices=["timm", "ours"], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.memory_of:
-        print(memory_of(args.memory_of, args.names[0], args.batches[0], args.size))
-        return
     if args.allocator == "keep":
         keep_freed_memory()
-    peak = peak_flops()
-    print(f"peak of a matrix product: {peak / 1e9:.0f} GFLOP/s with {torch.get_num_threads()} threads; allocator: {args.allocator}")
     rows: list[dict[str, Any]] = []
     for name in args.names:
         for batch in args.batches:
-            rows.append(compare(name, batch, args.size, "forward", args.turns * (2 if batch == 1 else 1), peak))
+            turns = args.turns * (2 if batch == 1 and len(args.batches) > 1 else 1)
+            rows.append(measure(name, batch, args.size, train=False, turns=turns, memory=False))
             show(rows[-1])
-        rows.append(compare(name, max(args.batches), args.size, "training step", max(args.turns // 2, 5), peak))
-        if not args.no_memory:
-            memory = {f"{side}_mib": peak_memory(side, name, max(args.batches), args.size) for side in ("timm", "ours")}
-            rows[-1] |= memory | {"memory_ratio": memory["ours_mib"] / memory["timm_mib"]}
+        turns = max(args.turns // 2, min(args.turns, 5))
+        rows.append(measure(name, max(args.batches), args.size, train=True, turns=turns, memory=not args.no_memory))
         show(rows[-1])
     if args.out:
-        about = {
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "python": platform.python_version(),
-            "threads": torch.get_num_threads(),
-        }
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(about | {"allocator": args.allocator, "peak_gflops": peak / 1e9, "rows": rows}, indent=1) + "\n")
-
-
-def show(row: dict[str, Any]) -> None:
-    memory = f", memory {row['ours_mib']:.0f} of {row['timm_mib']:.0f} MiB" if "ours_mib" in row else ""
-    print(
-        f"{row['model']:14} {row['what']:13} batch {row['batch']}: timm {row['timm_ms']:7.1f} ms, ours {row['ours_ms']:7.1f} ms, "
-        f"ratio {row['ratio']:.2f}, {row['share_of_peak']:.0%} of peak{memory}",
-        flush=True,
-    )
+        args.out.write_text(json.dumps({"allocator": args.allocator, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

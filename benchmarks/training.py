@@ -24,7 +24,7 @@ from pyramidvit.engine import train
 from pyramidvit.models import Classifier
 from pyramidvit.runs import RunFolder
 from pyramidvit.tasks.classify import ClassifyTask
-from pyramidvit.weights.layouts import TIMM_PVT_V2
+from pyramidvit.weights.layouts.pvt import TIMM_PVT_V2
 
 
 class TimmClassifier(nn.Module):

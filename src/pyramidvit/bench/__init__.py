@@ -1,0 +1,1 @@
+"""How fast networks are on this machine, and how much memory they need."""

@@ -1,0 +1,219 @@
+"""How networks are measured: turn by turn in one process for time, each in a fresh process of its own for memory. On the CPU."""
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from pyramidvit.models import Backbone, create_model
+
+T = TypeVar("T")
+Backend = Literal["torch", "compile"]
+Step = Callable[[], object]
+"""One pass of a network over its input."""
+
+
+def _eager(model: nn.Module) -> Callable[..., Any]:
+    return model
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    return torch.compile(model)
+
+
+BACKENDS: dict[Backend, Callable[[nn.Module], Callable[..., Any]]] = {"torch": _eager, "compile": _compiled}
+"""Name → function that makes of a network what is called with its input."""
+
+
+class ChildFailed(RuntimeError):
+    """The work of a fresh process ended with an error, which the message tells."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One network on one input. ``build`` has to be picklable, since a fresh process builds the network again for its memory.
+
+    ``shape`` is that of the input with its batch. With ``train`` a step is forward and backward (without optimiser), else forward alone.
+    """
+
+    label: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    backend: Backend = "torch"
+    train: bool = False
+
+    def step(self) -> Step:
+        """The network, built and called once on random numbers; both are the same in every process."""
+        torch.manual_seed(0)
+        model = self.build().train(self.train)
+        run, x = BACKENDS[self.backend](model), torch.randn(self.shape)
+
+        def infer() -> None:
+            with torch.inference_mode():
+                run(x)
+
+        def learn() -> None:
+            outputs = run(x)
+            maps: Sequence[Tensor] = [outputs] if isinstance(outputs, Tensor) else outputs
+            torch.stack([y.square().mean() for y in maps]).sum().backward()
+            model.zero_grad(set_to_none=True)  # at the end, so that gradients count as memory of the step
+
+        step = learn if self.train else infer
+        with warnings.catch_warnings():  # a network may warn, once, that it was trained on other sizes, which costs no time
+            warnings.filterwarnings("ignore", "These weights were trained")
+            step()
+        return step
+
+    def macs(self) -> int:
+        """Multiply-adds of a step, products of attention included; forward and backward count as three forwards."""
+        model, x = self.build().eval().to("meta"), torch.empty(self.shape, device="meta")
+        # The fused attention kernels are opaque to the counter; the plain one is not.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "These weights were trained")
+            model(x)
+        return counter.get_total_flops() // 2 * (3 if self.train else 1)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Builds a network by its name: as a classifier, or with ``features`` its backbone alone, which returns maps."""
+
+    name: str
+    features: bool = False
+
+    def __call__(self) -> nn.Module:
+        return create_model(self.name, features_only=True) if self.features else create_model(self.name)
+
+    def shape(self, size: tuple[int, int] | None, batch: int) -> tuple[int, ...]:
+        """The declared input with a batch, at another height and width if given."""
+        model = self()
+        backbone = model if isinstance(model, Backbone) else model.get_submodule("backbone")
+        declared = cast(Backbone, backbone).input_shape
+        return (batch, *(declared if size is None else (*declared[:-2], *size)))
+
+
+def take_turns(
+    steps: Sequence[Step], rounds: int, *, warm_up: int = 1, report: Callable[[str], None] = lambda _: None
+) -> list[list[float]]:
+    """Seconds of each step, round by round; who goes first changes, so that nobody always finds a warm cache."""
+    for number, step in enumerate(steps):
+        report(f"warming up {number + 1} of {len(steps)}")
+        for _ in range(warm_up):
+            step()
+    seconds: list[list[float]] = [[] for _ in steps]
+    for turn in range(rounds):
+        report(f"round {turn + 1} of {rounds}")
+        for i in range(len(steps)):
+            who = (i + turn) % len(steps)
+            started = time.perf_counter()
+            steps[who]()
+            seconds[who].append(time.perf_counter() - started)
+    return seconds
+
+
+def peak_flops(side: int = 2048, rounds: int = 10) -> float:
+    """Floating-point operations per second of this machine: two per multiply-add, of the best of several float32 matrix products."""
+    a, b, c = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
+    return 2 * side**3 / min(take_turns([lambda: torch.mm(a, b, out=c)], rounds)[0])
+
+
+def measures_memory() -> bool:
+    """Whether this system tells the highest memory a process had, and lets it start anew: Linux does."""
+    return sys.platform == "linux"
+
+
+def peak_memory(contestant: Contestant, threads: int) -> float:
+    """MiB that a step needs at most beside the network and its input, found in a fresh process; see `memory_of`."""
+    return in_fresh_process(memory_of, contestant, threads)
+
+
+def memory_of(contestant: Contestant, threads: int) -> float:
+    """MiB by which this process grows over three steps: its highest resident memory (VmHWM) less what it held before them.
+
+    The first step has made what is made once (kernels, compiled code) and what it freed has gone back to the system. Only for a process
+    whose allocator is the default one and that does nothing else.
+    """
+    torch.set_num_threads(threads)
+    return growth(contestant.step())
+
+
+def growth(step: Step) -> float:
+    """MiB by which this process grows over three steps, see `memory_of`."""
+    gc.collect()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's; other C libraries keep less
+        trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew, at what is in use now
+    before = _resident("VmRSS")
+    for _ in range(3):
+        step()
+    return max(_resident("VmHWM") - before, 0) / 1024
+
+
+def _resident(field: str) -> int:
+    """KiB of memory of this process: VmRSS now, VmHWM at most so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(field)))
+
+
+def in_fresh_process(function: Callable[..., T], *arguments: object, limit: float | None = None) -> T:
+    """What a function of a module returns in a new process.
+
+    TimeoutError after ``limit`` seconds, MemoryError when the system killed it, ChildFailed when it failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(sender, function, *arguments), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        if not receiver.poll(limit):
+            raise TimeoutError(f"stopped after {limit:g} s")
+        done, answer = receiver.recv()
+    except EOFError:
+        child.join()
+        if child.exitcode == -signal.SIGKILL:
+            raise MemoryError("killed by the system, most likely for lack of memory") from None
+        raise ChildFailed(f"its process ended with exit code {child.exitcode}") from None
+    finally:
+        child.kill()
+        child.join()
+        receiver.close()
+    if not done:
+        raise ChildFailed(answer)
+    return answer
+
+
+def _answer(sender: Connection, function: Callable[..., object], *arguments: object) -> None:
+    try:
+        sender.send((True, function(*arguments)))
+    except Exception as error:  # noqa: BLE001 - raised again by the process that asked
+        sender.send((False, f"{type(error).__name__}: {error}"))
+
+
+def load_average() -> float | None:
+    """Processes that wanted to run in the last minute, on average; None where the system doesn't tell."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def busy_machine(load: float | None) -> list[str]:
+    """A warning when other work may have disturbed the measurement, judged by the load average before it."""
+    cores = os.cpu_count() or 1
+    if load is None or load < 0.3 * cores:
+        return []
+    return [
+        f"The machine was busy before the start: load average {load:.1f} on {cores} cores. Times may be too long; repeat on a quiet one."
+    ]
