@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "cpu", "config", "types", "files"},
-    {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image"},
+    {"geometry", "models.kernels", "models.layers", "models.pos_embed", "data.bands", "data.image", "data.listing"},
     {"models.epsilon", "models.pvt", "models.pvt_v2", "models.pooling", "models.mvit", "models.variants"},
     {"weights", "data.folders"},
     {"models", "data", "losses", "metrics", "draw", "tiling", "coco_results", "optim"},
@@ -24,6 +24,8 @@ LAYERS = [
 """Lowest first. A name stands for a file, or for all of a package that is not named more closely."""
 
 MAX_LINES, MAX_FUNCTION_LINES, MAX_REACHABLE = 300, 60, 30
+FRONT_PAGES = {"config", "models", "weights", "metrics", "draw"}
+"""Packages whose ``__init__`` says all that one task needs to know of them."""
 
 
 def module_name(path: Path) -> str:
@@ -98,7 +100,7 @@ def test_models_and_data_do_not_know_each_other():
 
 
 def test_one_task_is_learned_from_few_files():
-    """From the engine and a task, a newcomer reaches everything within 30 files."""
+    """From the engine and a task, a newcomer reaches everything within 30 files; packages that are used by their front page count once."""
     reached: set[str] = set()
     todo = ["engine", "tasks.classify"]
     while todo:
@@ -106,10 +108,8 @@ def test_one_task_is_learned_from_few_files():
         if module not in reached:
             reached.add(module)
             todo += own_imports(MODULES[module])
-    networks = {
-        name for name in reached if name.startswith("models.") and name not in ("models.layers", "models.classifier", "models.kernels")
-    }
-    assert len(reached - networks) <= MAX_REACHABLE, sorted(reached)
+    opened = {name.split(".")[0] if name.split(".")[0] in FRONT_PAGES else name for name in reached}
+    assert len(opened) <= MAX_REACHABLE, sorted(opened)
 
 
 def test_public_functions_are_annotated():

@@ -37,9 +37,11 @@ Sources = dict[str, str]
 """Where each setting that is not a default came from, by dotted name: ``optim.lr`` → ``command line``."""
 
 
-def resolve(given: RunConfig | None = None, file: Path | None = None) -> tuple[RunConfig, Sources]:
-    """Merge defaults, a YAML file and what was given explicitly, in rising order of precedence."""
+def resolve(given: RunConfig | None = None, file: Path | None = None, preset: Mapping[str, Any] | None = None) -> tuple[RunConfig, Sources]:
+    """Merge defaults, a preset, a YAML file and what was given explicitly, in rising order of precedence."""
     layers: list[tuple[str, RunConfig]] = []
+    if preset:
+        layers.append(("preset", validate(preset, "the preset")))
     if file is not None:
         layers.append((file.name, validate(read_yaml(file), str(file))))
     if given is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pyramidvit.data.annotations import RawData, RawSplit, held_out
+from pyramidvit.data.annotations import RawData, RawSplit, drawn_order, share_of
 from pyramidvit.data.box_items import BoxItem, Cleaner
 from pyramidvit.data.coco import read_coco
 from pyramidvit.data.findings import Finding, Level, number_of
@@ -142,11 +142,18 @@ def box_fingerprint(data: BoxData) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
+def find_annotations(root: Path) -> RawData | None:
+    """What the annotations in a folder say, in the first format that is found; None when there are none."""
+    for reader in (read_coco, read_via, read_yolo, read_voc, read_object_masks):
+        if (data := reader(root)) is not None:
+            return data
+    return None
+
+
 def _read(given: Path) -> RawData:
     if given.is_dir():
-        for reader in (read_coco, read_via, read_yolo, read_voc, read_object_masks):
-            if (data := reader(given)) is not None:
-                return data
+        if (found := find_annotations(given)) is not None:
+            return found
         raise UserError(
             f"No annotated objects in {given}: expected COCO or VIA json, a YOLO data.yaml with images/ and labels/, VOC Annotations/ with "
             "JPEGImages/, or images/ with one mask picture per object in masks/<name>/."
@@ -181,9 +188,19 @@ def _refuse_unknown(name: str, split: RawSplit, classes: tuple[str, ...], root: 
 
 
 def _split(items: tuple[BoxItem, ...], root: Path, val_share: float, seed: int) -> dict[str, tuple[BoxItem, ...]]:
-    """Hold out a share of the pictures with objects, and of those without."""
-    groups = [[item.path for item in items if bool(len(item.labels)) is filled] for filled in (True, False)]
-    held = held_out([group for group in groups if group], root, val_share, seed)
+    """Hold out a share of the pictures with objects, and of those without; never the last training picture of a class, if it can be."""
+    by_path = {item.path: item for item in items}
+    left = Counter(label for item in items for label in set(item.labels.tolist()))
+    held: set[Path] = set()
+    for filled in (True, False):
+        group = drawn_order([item.path for item in items if bool(len(item.labels)) is filled], root, seed)
+        wanted = len(held) + share_of(len(group), val_share) if group else 0
+        spare = [path for path in group if all(left[label] > 1 for label in by_path[path].labels.tolist())] or group
+        for path in spare:
+            labels = set(by_path[path].labels.tolist())
+            if len(held) < wanted and (spare is group or all(left[label] > 1 for label in labels)):
+                held.add(path)
+                left.subtract(labels)
     return {"train": tuple(item for item in items if item.path not in held), "val": tuple(item for item in items if item.path in held)}
 
 

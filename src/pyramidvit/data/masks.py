@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pyramidvit.data.annotations import choose_splits, held_out, pictures_below, read_json, split_of
+from pyramidvit.data.annotations import choose_splits, drawn_order, pictures_below, read_json, share_of, split_of
 from pyramidvit.data.coco import is_coco
 from pyramidvit.data.findings import Finding, number_of
 from pyramidvit.data.listing import entries_of, first_of, inside, relative
@@ -120,7 +120,7 @@ def read_mask_data(
     made_split = "val" not in pairs
     if made_split:
         found = pairs.get("all", pairs.get("train", []))
-        held = held_out([[path for path, _ in found]], root, val_share, seed)
+        held = set(drawn_order([path for path, _ in found], root, seed)[: share_of(len(found), val_share)])
         pairs = {"train": [pair for pair in found if pair[0] not in held], "val": [pair for pair in found if pair[0] in held]}
     values = _values([mask for split in pairs.values() for _, mask in split])
     code = _code(root, values, classes, colours, MaskCode((), dict(value_map or {}), {}, reduce_zero), findings)
@@ -129,6 +129,11 @@ def read_mask_data(
         raise UserError(f"The masks of {root} would make training wrong:\n  " + "\n  ".join(lines))
     splits = {split: tuple(MaskItem(path, mask, code) for path, mask in pairs.get(split, [])) for split in ("train", "val")}
     return MaskData(root, code, splits, made_split, tuple(findings))
+
+
+def has_masks(root: Path) -> bool:
+    """Whether a folder holds pictures with mask files."""
+    return any(_pairs(*place, root, []) for place in _places(root, []).values())
 
 
 def mask_fingerprint(data: MaskData) -> str:

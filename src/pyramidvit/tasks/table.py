@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from pyramidvit.config import RunConfig, validate
+from pyramidvit.data.boxes import find_annotations
+from pyramidvit.data.masks import has_masks
 from pyramidvit.errors import UserError
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.classify import ClassifyTask
@@ -13,6 +15,23 @@ from pyramidvit.weights import WeightsMeta
 
 TASKS: dict[str, type[Any]] = {task.name: task for task in (ClassifyTask, SegmentTask, DetectTask, InstancesTask)}
 """Name → class."""
+
+
+def infer_task(data: Path) -> str:
+    """What can be learned from a folder or file; UserError when that is more than one thing."""
+    if data.is_file():
+        return "classify" if data.suffix.lower() == ".csv" else "detect"
+    if not data.is_dir():
+        return "classify"  # which says what is missing
+    possible = ["segment"] if has_masks(data) else []
+    annotations = find_annotations(data)
+    if annotations is not None:
+        objects = [one for split in annotations.splits.values() for picture in split.pictures for one in picture.objects]
+        possible += ["detect", *(["instances"] if objects and all(one.shape is not None for one in objects) else [])]
+    if len(possible) > 1:
+        what = " or ".join(f"--task {name} ({TASKS[name].title.lower()})" for name in possible)
+        raise UserError(f"{data} can teach several things; choose {what}.")
+    return possible[0] if possible else "classify"
 
 
 def build_task(config: RunConfig, root: Path) -> Task:

@@ -1,13 +1,14 @@
 """`pyramidvit train`: from a folder of pictures to a run folder."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from pyramidvit import predict as predicting
 from pyramidvit.config import RunConfig, Sources, resolve, validate
+from pyramidvit.config.presets import SMALL
 from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
 from pyramidvit.errors import UserError
@@ -16,12 +17,15 @@ from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import make_accelerator
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks import Data, Task
-from pyramidvit.tasks.table import TASKS, build_task
+from pyramidvit.tasks.table import TASKS, build_task, infer_task
 from pyramidvit.types import BadSample
 
 ASSUMED_CLASSES = 1000
 EXAMPLES = 6
 """Held-out pictures that are drawn with their prediction."""
+
+
+Preset = Literal["small", "published"]
 
 
 def train(
@@ -31,6 +35,7 @@ def train(
     resume: Path | None = None,
     runs: Path | None = None,
     name: str | None = None,
+    preset: Preset | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     settings: Annotated[RunConfig | None, Parameter(name="*")] = None,
 ) -> int:
@@ -43,6 +48,8 @@ def train(
         resume: Run folder to continue exactly where it stopped.
         runs: Folder for run folders; runs/ if not given.
         name: Name of the run; the network and a number if not given.
+        preset: Settings for segmentation and detection to start from: small, for CPUs and small data, or published, which is taken with
+            --config.
         dry_run: Show what would be done, with data or without, and do nothing.
     """
     console = Console(highlight=False)
@@ -52,11 +59,12 @@ def train(
         if config is not None or name is not None or runs is not None:
             raise UserError("--resume continues a run under its own name and settings: leave --config, --name and --runs out.")
         return _continue(RunFolder.open(resume), settings, data, console)
-    if dry_run:
-        return _show_plan(resolve(settings, config)[0], data, console)
-    if data is None:
+    if data is None and not dry_run:
         raise UserError("Give the folder to train on: pyramidvit train PHOTOS. To continue a run: pyramidvit train --resume RUN.")
-    resolved, sources = resolve(settings, config)
+    resolved, sources = settle(settings, config, preset, data)
+    if dry_run:
+        return _show_plan(resolved, data, console)
+    assert data is not None
     task = build_task(resolved, data)
     check_settings(task, console)
     run = RunFolder.create(runs or Path("runs"), resolved.task, name, model=resolved.model.name)
@@ -66,6 +74,15 @@ def train(
         return 128 + result.stopped_by
     finish_run(run, task, result, sources, console)
     return 0
+
+
+def settle(settings: RunConfig | None, file: Path | None, preset: Preset | None, data: Path | None) -> tuple[RunConfig, Sources]:
+    """All settings of a new run: the task is found out from the data, and decides what the preset says, unless it is given."""
+    asked, sources = resolve(settings, file)
+    name = asked.task if "task" in sources or data is None else infer_task(data)
+    chosen = preset or ("published" if file else "small")
+    resolved, sources = resolve(settings, file, {"task": name} | (SMALL.get(name, {}) if chosen == "small" else {}))
+    return resolved, {key: f"preset {chosen}" if source == "preset" else source for key, source in sources.items()}
 
 
 def _show_plan(config: RunConfig, data: Path | None, console: Console) -> int:

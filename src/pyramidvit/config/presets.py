@@ -1,0 +1,25 @@
+"""Settings for small data and CPUs, where the published ones would take days. docs/results.md says what they reach, and in which time."""
+
+from typing import Any
+
+SMALL: dict[str, dict[str, Any]] = {
+    "segment": {
+        "head": {"preset": "small"},
+        "dense": {"resize": "fixed", "input_size": (256, 256), "antialias": True, "flip_y": 0.5, "distort": True},
+        "optim": {"lr": 1e-3, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 1e-5},
+        "loop": {"batch_size": 8, "epochs": 40, "eval_every": 4},
+    },
+    "detect": {
+        "head": {"preset": "small"},
+        "dense": {"short": 320, "long": 512, "antialias": True, "distort": True},
+        "optim": {"lr": 5e-4, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 5e-6, "clip_grad": 10.0},
+        "loop": {"batch_size": 8, "epochs": 60, "eval_every": 5},
+    },
+    "instances": {
+        "head": {"preset": "small"},
+        "dense": {"short": 256, "long": 416, "antialias": True, "distort": True},
+        "optim": {"lr": 5e-4, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 5e-6, "clip_grad": 10.0},
+        "loop": {"batch_size": 4, "epochs": 40, "eval_every": 4},
+    },
+}
+"""Task → settings that differ from the defaults; they give way to a file of settings and to flags."""
