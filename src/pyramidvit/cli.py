@@ -25,6 +25,7 @@ VERBS = {
     "models": ("inspect", "List the networks."),
     "weights": ("weights", "List published weights."),
     "info": ("inspect", "Count parameters, multiply-adds and memory of a network."),
+    "bench": ("bench", "Time networks on this machine, beside others, or over sizes."),
 }
 """Verb → (file of pyramidvit.verbs, help)."""
 
