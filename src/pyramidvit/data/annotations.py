@@ -165,10 +165,11 @@ def _polygon_area(points: np.ndarray) -> float:
     return abs(float(x @ np.roll(y, -1) - np.roll(x, -1) @ y)) / 2
 
 
-def held_out(groups: Iterable[list[Path]], root: Path, val_share: float, seed: int) -> set[Path]:
-    """``val_share`` of each group, at least one and never its last, drawn from seed and relative names alone."""
-    held: set[Path] = set()
-    for group in groups:
-        order = sorted(group, key=lambda path: hashlib.sha256(f"{seed}/{relative(path, root)}".encode("utf-8", "surrogateescape")).digest())
-        held.update(order[: min(max(round(val_share * len(order)), 1), len(order) - 1)])
-    return held
+def drawn_order(paths: Iterable[Path], root: Path, seed: int) -> list[Path]:
+    """A random order that depends on seed and relative names alone."""
+    return sorted(paths, key=lambda path: hashlib.sha256(f"{seed}/{relative(path, root)}".encode("utf-8", "surrogateescape")).digest())
+
+
+def share_of(n: int, share: float) -> int:
+    """How many of ``n`` to hold out: at least one, but never all."""
+    return min(max(round(share * n), 1), n - 1)

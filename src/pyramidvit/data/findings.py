@@ -34,7 +34,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """``counts`` are pictures per split and class, or objects, or pixels, as ``counted`` says; ``tables`` and ``facts`` say more.
+    """``counts`` are pictures per split and class, or what ``counted`` says; ``tables`` and ``facts`` say more.
 
     ``sizes`` are (smallest, median, largest) of width and height in pixels.
     """
@@ -135,7 +135,7 @@ def render(report: CheckReport, *, examples: int = 3) -> RenderableType:
 
 
 def _counts_table(report: CheckReport, rows: int = 12) -> RichTable:
-    head = "class" if report.counted == "pictures" else f"{report.counted} of class"
+    head = "class" if report.counted == "pictures" else report.counted
     table = RichTable(head, *report.counts, box=None, pad_edge=False)
     classes = sorted(report.counts["train"], key=lambda name: -report.counts["train"][name])
     shown = classes if len(classes) <= rows else [*classes[: rows // 2], *classes[-rows // 2 :]]
