@@ -1,10 +1,10 @@
-"""Typed values that cross file boundaries; valid by construction, the empty case included.
+"""What networks learn from: a file with its truth, and batches of them.
 
-Shapes: B batch, C channels, H W pixels, K classes, N objects.
+Shapes: B batch, C channels, T frames, H W pixels, N objects.
 Pixels: picture coordinates are absolute pixels of the upright original file, x to the right, y down.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
@@ -168,132 +168,3 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         return replace(self, images=self.images.to(device, non_blocking=True))
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """Prediction for one picture: ``probabilities`` (K,) float32 on the CPU, sum 1, in the order of ``classes``."""
-
-    path: str
-    classes: tuple[str, ...]
-    probabilities: Tensor = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if self.probabilities.shape != (len(self.classes),):
-            raise ValueError(f"{len(self.classes)} classes need as many probabilities, got {tuple(self.probabilities.shape)}.")
-
-    @property
-    def label(self) -> int:
-        return int(self.probabilities.argmax())
-
-    def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k best classes (fewer if there are fewer), best first, as (name, probability)."""
-        values, order = self.probabilities.topk(min(k, len(self.classes)))
-        return [(self.classes[int(i)], float(p)) for i, p in zip(order, values, strict=True)]
-
-    def to_json(self, k: int = 5) -> dict[str, Any]:
-        return {"path": self.path, "top": [{"class": name, "probability": round(p, 6)} for name, p in self.top(k)]}
-
-
-@dataclass(frozen=True)
-class SegMap:
-    """Class of every pixel of one picture: ``labels`` (H, W) uint8 (int64 for more than 255 classes), at the size of the original."""
-
-    path: str
-    classes: tuple[str, ...]
-    labels: Tensor = field(repr=False)
-
-    def __post_init__(self) -> None:
-        if self.labels.ndim != 2:
-            raise ValueError(f"A label map is (H, W), got {tuple(self.labels.shape)}.")
-
-    def shares(self) -> dict[str, float]:
-        """Share of the picture that each class covers; classes that are absent are left out."""
-        shares = torch.bincount(self.labels.flatten().long(), minlength=len(self.classes)) / max(self.labels.numel(), 1)
-        return {name: float(share) for name, share in zip(self.classes, shares, strict=False) if share > 0}
-
-    def to_json(self) -> dict[str, Any]:
-        return {"path": self.path, "size": list(self.labels.shape), "shares": {name: round(s, 6) for name, s in self.shares().items()}}
-
-
-@dataclass(frozen=True)
-class Detections:
-    """Objects found in one picture, best first: ``boxes`` (N, 4) float32 xyxy pixels, ``labels`` (N,) int64, ``scores`` (N,) float32.
-
-    ``size`` is (height, width) of the upright original, which boxes and ``masks`` refer to; all tensors are on the CPU.
-    """
-
-    path: str
-    classes: tuple[str, ...]
-    size: tuple[int, int]
-    boxes: Tensor = field(repr=False)
-    labels: Tensor = field(repr=False)
-    scores: Tensor = field(repr=False)
-    masks: tuple[Rle, ...] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        N = len(self.scores)
-        if self.boxes.shape != (N, 4) or self.labels.shape != (N,) or (self.masks is not None and len(self.masks) != N):
-            raise ValueError(f"{N} scores need boxes ({N}, 4), labels ({N},) and as many masks, got boxes {tuple(self.boxes.shape)}.")
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    def above(self, score: float) -> "Detections":
-        """Those with at least this score."""
-        keep = self.scores >= score
-        masks = None if self.masks is None else tuple(mask for mask, kept in zip(self.masks, keep, strict=True) if kept)
-        return replace(self, boxes=self.boxes[keep], labels=self.labels[keep], scores=self.scores[keep], masks=masks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Boxes as COCO writes them, (x, y, width, height), with class names instead of ids."""
-        objects: list[dict[str, Any]] = []
-        for index, (box, label, score) in enumerate(zip(self.boxes, self.labels, self.scores, strict=True)):
-            x, y, right, bottom = map(float, box)
-            sides = [round(value, 3) for value in (x, y, right - x, bottom - y)]
-            entry: dict[str, Any] = {"class": self.classes[int(label)], "score": round(float(score), 6), "bbox": sides}
-            if self.masks is not None:
-                entry["segmentation"] = {"size": list(self.masks[index].size), "counts": self.masks[index].counts.decode("ascii")}
-            objects.append(entry)
-        return {"path": self.path, "size": list(self.size), "objects": objects}
-
-
-Prediction = ClassScores | SegMap | Detections
-"""What a task predicts for one picture."""
-
-Cell = str | int | float | None
-"""What a table holds; None is shown as a dash."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under named columns, for reports; units belong in the column's name."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    title: str = ""
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        if wrong := [row for row in self.rows if len(row) != len(self.columns)]:
-            raise ValueError(f"A table with {len(self.columns)} columns needs as many cells in each row, got {wrong[0]!r}.")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An encoded picture for reports: the bytes of a PNG or JPEG file."""
-
-    data: bytes = field(repr=False)
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a report: text, then tables, then pictures. ``small`` pictures share rows; ``folded`` parts open on a click."""
-
-    title: str
-    text: str = ""
-    tables: tuple[Table, ...] = ()
-    pictures: tuple[Picture, ...] = ()
-    small: bool = False
-    folded: bool = False
