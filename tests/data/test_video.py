@@ -197,6 +197,25 @@ def test_what_lies_before_the_damage_can_be_used(shared: Path) -> None:
         read_frames(path, [0.0, 3.5])
 
 
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".avi", ".ts"])
+def test_whatever_bytes_are_damaged_there_are_frames_or_a_named_error(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"clip{suffix}"
+    write_video(path, numbered(10), fps=30, codec="mpeg4" if suffix == ".avi" else "libx264")
+    whole, rng, errors = path.read_bytes(), np.random.default_rng(0), 0
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, rng.choice([600, len(whole)]), 16):
+            damaged[place % len(whole)] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            clip = read_frames(path, lambda duration, _: np.linspace(0, min(duration, 9), 6))
+        except VideoError:
+            errors += 1
+        else:
+            assert len(clip) == 6
+    assert 0 < errors < 40
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

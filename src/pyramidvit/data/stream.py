@@ -5,6 +5,7 @@ variable frame rates and late starts come out right. Before the first frame it i
 round times to milliseconds, so a frame counts as started up to half a millisecond early. ``video.py`` is what other modules use.
 """
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -174,14 +175,17 @@ class Stream:
         moving = [one for one in streams.video if not int(one.disposition) & _ATTACHED]
         if best is None or not moving:
             raise VideoError(self.path, f"it has no video stream{', only sound' if streams.audio else ''}.")
-        return next((one for one in moving if one.index == best.index), moving[0])
+        chosen = next((one for one in moving if one.index == best.index), moving[0])
+        if chosen.codec_context is None:  # so PyAV says that FFmpeg has no decoder
+            raise VideoError(self.path, "its video codec is unknown, or damaged beyond recognition.")
+        return chosen
 
     def _duration(self) -> float:
         """From the stream, the tag that Matroska has instead, the container, or the packets: the first that says anything."""
         if self.video.duration and self.video.duration > 0:
             return self.video.duration * self._base
-        tag = self.video.metadata.get("DURATION", "").split(":")
-        if len(tag) == 3 and (end := sum(float(part) * unit for part, unit in zip(tag, (3600, 60, 1), strict=True))) > self.start:
+        tag = re.fullmatch(r"(\d+):(\d+):(\d+(?:\.\d+)?)", self.video.metadata.get("DURATION", ""))
+        if tag and (end := 3600 * int(tag[1]) + 60 * int(tag[2]) + float(tag[3])) > self.start:
             return end - self.start
         if self.container.duration and self.container.duration > 0:
             return self.container.duration / 1e6
