@@ -106,9 +106,13 @@ def decode_rle(rle: Rle) -> Tensor:
     """Run lengths → a mask (H, W) bool; ValueError as for ``rle_counts``."""
     height, width = rle.size
     counts = rle_counts(rle)
-    values = np.arange(len(counts)) % 2 == 1
-    columns = np.repeat(values, counts).reshape(width, height)
-    return torch.from_numpy(columns).T.contiguous()  # pyright: ignore[reportUnknownMemberType]  torch says ndarray without its type
+    mask = np.zeros((height, width), np.bool_)
+    edges = counts.cumsum()
+    if edges[-1] > edges[0]:
+        first, last = int(edges[0]) // height, (int(edges[1::2][-1]) - 1) // height + 1  # only these columns have ones
+        inner = np.diff(np.clip(edges, None, last * height), prepend=first * height)
+        mask[:, first:last] = np.repeat(np.arange(len(inner)) % 2 == 1, inner).reshape(-1, height).T
+    return torch.from_numpy(mask)  # pyright: ignore[reportUnknownMemberType]  torch says ndarray without its type
 
 
 def polygons_to_rle(polygons: Iterable[FloatArray], size: tuple[int, int]) -> Rle:

@@ -161,8 +161,8 @@ def settled_area(annotated: float | None, box: Box, shape: Shape | None) -> floa
 
 
 def _polygon_area(points: np.ndarray) -> float:
-    x, y = (points - points[0]).T
-    return abs(float(x @ np.roll(y, -1) - np.roll(x, -1) @ y)) / 2
+    x, y = (points - points[0]).T  # the first point is 0, 0, so the edges that meet there count nothing
+    return abs(float(x[:-1] @ y[1:] - x[1:] @ y[:-1])) / 2
 
 
 def drawn_order(paths: Iterable[Path], root: Path, seed: int) -> list[Path]:

@@ -4,6 +4,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -123,7 +124,7 @@ class Cleaner:
 
 def judge(box: Box, size: tuple[int, int] | None) -> tuple[str | None, Box | None]:
     """What is wrong with a box in a picture of (height, width), and the box mended, None when it can't be."""
-    if not all(map(np.isfinite, box)):
+    if not all(map(isfinite, box)):
         return "not-finite", None
     left, top, right, bottom = min(box[0], box[2]), min(box[1], box[3]), max(box[0], box[2]), max(box[1], box[3])
     kind = "inverted" if (left, top, right, bottom) != box else None
