@@ -238,3 +238,30 @@ def test_settings_and_heads_that_do_not_go_together():
         create_model("pvt_v2_b0", head_config=SEGMENT)  # pyright: ignore[reportCallIssue]
     with pytest.raises(UserError, match="did you mean retinanet"):
         create_model("pvt_v2_b0", head="retinenet", num_classes=3)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+class Tensors(torch.nn.Module):
+    """What a graph can return of a model's outputs."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        outputs = self.model(x)
+        if not hasattr(outputs, "maps"):
+            return [outputs.logits]
+        return [*outputs.maps.logits, *outputs.maps.deltas, *getattr(outputs, "levels", [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MODULES)
+@torch.no_grad()
+def test_one_graph_for_any_size(kind):
+    """PB-95: traced at one size, equal at others; a side needs more than one cell on the coarsest level."""
+    model = Tensors(build(kind).eval())
+    batch, height, width = torch.export.Dim("B", min=1, max=64), *(torch.export.Dim(name, min=129, max=4096) for name in "HW")
+    graph = torch.export.export(model, (torch.randn(2, 3, 160, 224),), dynamic_shapes=({0: batch, 2: height, 3: width},)).module()
+    x = torch.randn(3, 3, 193, 257)
+    for got, want in zip(graph(x), model(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -81,7 +81,9 @@ class SemanticFPN(PyramidModel):
         for x, branch in zip(levels[1:], list(self.branches)[1:], strict=True):
             for layer in branch.children():
                 x = F.interpolate(layer(x), scale_factor=2, mode="bilinear")
-            total = total + (x if x.shape == total.shape else F.interpolate(x, total.shape[2:], mode="bilinear"))
+            if torch.compiler.is_compiling() or x.shape != total.shape:  # a graph for any size asks no questions
+                x = F.interpolate(x, total.shape[2:], mode="bilinear")
+            total = total + x
         return SemanticFPNOutputs(self.classes(self.dropout(total)), (images.shape[2], images.shape[3]))
 
 
