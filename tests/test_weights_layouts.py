@@ -126,13 +126,13 @@ def test_the_epsilon_belongs_to_the_weights(library, eps, linear):
     source = Classifier(pvt_v2(eps, linear), 5)
     model = Classifier(pvt_v2(1e-3, linear), 5)
     report = load(model, to_library(source.state_dict(), library).tensors, new_classes=True)
-    assert report.patch_eps == model.backbone.config.patch_eps == eps
+    assert report.patch_eps == model.backbone.get_extra_state().item() == eps
     norms = {name: module.eps for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     assert {eps for name, eps in norms.items() if not name.endswith(("patch_norm", "attn.norm"))} == {1e-6}
     assert {eps for name, eps in norms.items() if name.endswith(("patch_norm", "attn.norm"))} == {eps}
     copy = Classifier(pvt_v2(1e-3, linear), 5)
     copy.load_state_dict(model.state_dict())
-    assert copy.backbone.config.patch_eps == eps
+    assert copy.backbone.get_extra_state().item() == eps
 
 
 def test_a_table_without_the_class_tokens_row_and_one_with_it():

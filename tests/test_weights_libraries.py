@@ -46,7 +46,7 @@ def test_pvt_v2_of_transformers(linear):
     x = torch.randn(2, 3, 96, 64)
     with torch.inference_mode():
         assert relative(ours(x), theirs(x).logits) < 1e-5
-        ours.backbone.set_patch_eps(1e-5)
+        ours.backbone.set_extra_state(torch.tensor(1e-5, dtype=torch.float64))
         assert relative(ours(x), theirs(x).logits) > 1e-5, "the epsilon makes no difference in this test"
     back = to_library(ours.state_dict(), "transformers", other_eps=True).tensors
     assert {key: tensor.shape for key, tensor in back.items()} == {key: tensor.shape for key, tensor in theirs.state_dict().items()}
@@ -123,4 +123,39 @@ def test_a_detectors_file_starts_a_classifier_whose_head_is_new(dense):
     model = create_model("pvt_v2_b0", num_classes=3)
     report = load(model, dense.weights("pvt_v2_b0/retinanet"), new_classes=True)
     assert set(report.reset) == {"head.weight", "head.bias"}
-    assert model.backbone.config.patch_eps == 1e-6
+    assert model.backbone.get_extra_state().item() == 1e-6
+
+
+@pytest.mark.parametrize("head", ["retinanet", "mask_rcnn", "semantic_fpn"])
+@pytest.mark.parametrize("name", ["pvt_tiny", "pvt_v2_b0"])
+def test_whole_detectors_and_segmentors_go_both_ways(dense, name, head):
+    """Every tensor of the backbone, the pyramid and the heads; other classes leave only the last layers at random."""
+    theirs = dense.weights(f"{name}/{head}")
+    classes = 150 if head == "semantic_fpn" else 80
+    model = create_model(name, head=head, num_classes=classes)
+    report = load(model, theirs)
+    assert (report.dropped, report.reset, report.patch_eps) == ({}, (), 1e-6)
+    back = to_library(model.state_dict(), "mmdet").tensors
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[key], theirs[key]) for key in theirs)
+    official = to_library(model.state_dict(), "official", other_eps=True).tensors
+    again = create_model(name, head=head, num_classes=classes)
+    assert load(again, official).layout == f"official PVT{' v2' * ('v2' in name)}"
+    assert all(torch.equal(value, again.get_parameter(key)) for key, value in model.named_parameters())
+
+
+def test_a_detector_for_other_classes_resets_its_last_layers_only(dense):
+    """PB-25."""
+    model = create_model("pvt_v2_b0", head="retinanet", num_classes=3)
+    assert set(load(model, dense.weights("pvt_v2_b0/retinanet"), new_classes=True).reset) == {"classes.weight", "classes.bias"}
+    model = create_model("pvt_v2_b0", head="mask_rcnn", num_classes=3)
+    last = {f"roi_heads.{part}.{kind}" for part in ("box.classes", "box.boxes", "mask.masks") for kind in ("weight", "bias")}
+    assert set(load(model, dense.weights("pvt_v2_b0/mask_rcnn"), new_classes=True).reset) == last
+
+
+def test_a_classifiers_file_starts_a_detector():
+    source = create_model("pvt_v2_b0", num_classes=7)
+    model = create_model("pvt_v2_b0", head="retinanet", num_classes=3)
+    report = load(model, source.state_dict(), new_classes=True)
+    assert set(report.dropped) == {"head.weight", "head.bias"}
+    assert all(not key.startswith("backbone.") for key in report.reset)

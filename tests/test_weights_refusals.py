@@ -169,7 +169,7 @@ def test_the_report_is_a_short_table(b0):
 
 
 def test_a_layout_with_another_epsilon_is_written_on_request_only(b0):
-    b0.backbone.set_patch_eps(1e-5)
+    b0.backbone.set_extra_state(torch.tensor(1e-5, dtype=torch.float64))
     with pytest.raises(UserError, match=r"trained with epsilon 1e-05 .* Transformers PVT v2 computes with 1e-06"):
         to_library(b0.state_dict(), "transformers")
     assert to_library(b0.state_dict(), "transformers", other_eps=True).layout.library == "transformers"

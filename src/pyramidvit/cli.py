@@ -24,6 +24,7 @@ VERBS = {
     "predict": ("predict", "Say what is on pictures."),
     "models": ("inspect", "List the networks."),
     "weights": ("weights", "List published weights."),
+    "convert": ("convert", "Write weights in the names of another library, or in ours."),
     "info": ("inspect", "Count parameters, multiply-adds and memory of a network."),
     "bench": ("bench", "Time networks on this machine, beside others, or over sizes."),
 }

@@ -14,7 +14,7 @@ from pyramidvit.weights.layouts import EXTRA, HEAD, Found, Layout, find
 from pyramidvit.weights.report import LoadReport, mismatch, sample
 
 HEADS = ("head", "classifier", "cls_head", "neck", "decode_head", "auxiliary_head", "bbox_head", "rpn_head", "roi_head", "mask_head")
-HEADS += ("proposal_generator", "roi_heads")
+HEADS += ("proposal_generator", "roi_heads", "fpn", "rpn", "class_tower", "box_tower", "classes", "boxes", "branches")
 """First parts of names, ours and others', of what stands on a backbone."""
 
 RESET = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pyramidvit.errors import UserError
+from pyramidvit.weights.layouts.heads import DENSE_HEADS
 from pyramidvit.weights.layouts.keymap import TABLES, Layout, rename
 from pyramidvit.weights.layouts.mvit import MVIT_LAYOUTS
 from pyramidvit.weights.layouts.pvt import PVT_LAYOUTS
@@ -61,7 +62,8 @@ def find(tensors: Mapping[str, Tensor]) -> Found:
         del others[key]
     if layout in OWN and not prefixes[0]:  # a bare backbone's names, among which a head may stand
         others = {key: ours.pop(key) for key in list(ours) if key.startswith("head.")}
-    head, rest = rename(others, list(layout.head.items()), ())
+    heads = next((heads for mark, heads in DENSE_HEADS.items() if mark in others), {}) if layout.dense else {}
+    head, rest = rename(others, [*layout.head.items(), *heads.items()], ())
     named = {f"backbone.{key}": tensor for key, tensor in ours.items()} | head | {key: others[key] for key in rest}
     return Found(layout, named, dropped)
 
@@ -95,9 +97,9 @@ def to_library(tensors: Mapping[str, Tensor], library: str, *, other_eps: bool =
     reasons: list[str] = []
     for layout in (layout for layout in LAYOUTS if layout.library == library):
         body, unknown = layout.from_ours({key: t for key, t in backbone.items() if not key.startswith(layout.without or "-")})
-        head, rest = rename(others, [(ours, theirs) for theirs, ours in layout.head.items()], ())
-        named = {layout.prefix + key: tensor for key, tensor in body.items()} | head
-        if unknown or (rest and layout.head):
+        head, rest, prefix = _heads_of(layout, others)
+        named = {prefix + key: tensor for key, tensor in body.items()} | head
+        if unknown or [key for key in rest if not (key.startswith("head.") and not layout.head)]:
             reasons.append(f"{layout.name} has no place for {', '.join((unknown + rest)[:3])}")
         elif not layout.prefixes(named) or not layout.shaped(named):
             reasons.append(f"{layout.name} is for another kind of network")
@@ -107,6 +109,16 @@ def to_library(tensors: Mapping[str, Tensor], library: str, *, other_eps: bool =
             left = [f"backbone.{key}" for key in backbone if key.startswith(layout.without or "-")]
             return Written(layout, named, (*left, *rest))
     raise UserError(f"These weights can't be written in the layout {library!r}: {'; '.join(reasons)}.")
+
+
+def _heads_of(layout: Layout, others: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str], str]:
+    """A network's tensors beside its backbone in a layout, those without a name there, and what stands before the backbone's names."""
+    for heads in DENSE_HEADS.values() if layout.dense else ():
+        named, rest = rename(others, [(ours, theirs) for theirs, ours in heads.items()], ())
+        if named and not rest:
+            return named, rest, "backbone."
+    named, rest = rename(others, [(ours, theirs) for theirs, ours in layout.head.items()], ())
+    return named, rest, layout.prefix
 
 
 def unwrapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
 """What a key map is and how it is read, in both directions.
 
 A map's left side is the published name, its right side ours, both of a backbone. ``{S}`` counts stages from 1, ``{s}`` from 0; ``{j}``
-counts the blocks of a stage from 0, ``{k}`` from 1, and ``{i}`` those of the whole network; ``.weight`` or ``.bias`` may follow. Brackets
-name a part of a tensor: ``[first]`` the first row of a table (1, N, C), which is the class token's, and ``[others]`` the rows after it;
-``[0-0/2]`` the first half of a linear layer's rows, ``[1-2/3]`` the last two thirds.
+counts the blocks of a stage from 0, ``{k}`` from 1, and ``{i}`` those of the whole network; ``.weight``, ``.bias`` and the like may
+follow. Brackets name a part of a tensor: ``[first]`` the first row of a table (1, N, C), which is the class token's, and ``[others]`` the
+rows after it; ``[0-0/2]`` the first half of a linear layer's rows, ``[1-2/3]`` the last two thirds.
 """
 
 import math
@@ -26,7 +26,7 @@ Depths = tuple[int, ...]
 """Blocks per stage."""
 
 _NUMBERS = {name: rf"(?P<{name}>\d+)" for name in "Ssijk"}
-_END = r"(?P<end>(?:\.weight|\.bias)?)"
+_END = r"(?P<end>(?:\.weight|\.bias|\.running_mean|\.running_var|\.num_batches_tracked)?)"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Layout:
     """What stands before the backbone's names in whole networks of the library."""
     wrapper: str | None = None
     """Under which key the library's own files keep the tensors."""
+    dense: bool = False
+    """Whether detectors and segmentors made with OpenMMLab's heads hold such backbones, as ``backbone.…``."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """Endings of published names, and how many axes such a tensor has; those it lacks, of length 1, come after the second."""
     bare_rows: bool = False

@@ -41,6 +41,7 @@ OFFICIAL_PVT = Layout(
         "norm": "norm",
     },
     head={"head": "head"},
+    dense=True,
     patch_eps=OFFICIAL_EPS,
 )
 
@@ -106,6 +107,7 @@ MMDETECTION_PVT = Layout(
         **blocks("layers.{s}.1.{k}", _MM_BLOCK | {"ffn.layers.3": "mlp.fc2"}),
     },
     head={},
+    dense=True,
     without=("norm.", "stages.3.class_"),
     axes={"ffn.layers.0.weight": 4, "ffn.layers.3.weight": 4},
     patch_eps=ONE_EPS,
@@ -122,6 +124,7 @@ OFFICIAL_PVT_V2 = Layout(
         "norm{S}": "stages.{s}.norm",
     },
     head={"head": "head"},
+    dense=True,
     patch_eps=OFFICIAL_EPS,
 )
 
@@ -185,6 +188,7 @@ MMDETECTION_PVT_V2 = Layout(
         "layers.{s}.2": "stages.{s}.norm",
     },
     head={},
+    dense=True,
     axes={"ffn.layers.0.weight": 4, "ffn.layers.4.weight": 4},
     patch_eps=ONE_EPS,
 )
