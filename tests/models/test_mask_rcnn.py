@@ -122,6 +122,15 @@ def test_no_detection_at_all_has_no_masks_either():
     assert (found.boxes.shape, found.masks.shape) == ((0, 4), (0, 28, 28))
 
 
+@pytest.mark.parametrize("num_classes", [1, 80])
+def test_masks_begin_undecided(num_classes):
+    """Whatever the number of classes: the loss starts near log 2."""
+    torch.manual_seed(0)
+    head = MaskHead(64, 2, num_classes)
+    with torch.inference_mode():
+        assert head(torch.randn(8, 64, 14, 14), torch.zeros(8, dtype=torch.int64)).std() < 0.5
+
+
 @pytest.mark.slow
 def test_one_object_is_learned():
     """A disc of one class on grey: box and mask are found where they are."""

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torchvision.ops import roi_align
 
-from pyramidvit.models.fpn import PointConv, climb, tower
+from pyramidvit.models.fpn import PointConv, climb, init_normal, tower
 from pyramidvit.models.kernels import Linear
 
 FINEST_SCALE = 56
@@ -69,9 +69,10 @@ class MaskHead(nn.Module):
         self.convs = tower(width, width, depth)
         self.upsample = nn.ConvTranspose2d(width, width, 2, 2)
         self.masks = PointConv(width, num_classes)
-        for layer in (*self.convs, self.upsample, self.masks):
+        for layer in (*self.convs, self.upsample):
             nn.init.kaiming_normal_(layer.get_parameter("weight"), mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(layer.get_parameter("bias"))
+        init_normal(self.masks)  # by its few outputs, as published, the last layer would begin far too sure of itself
 
     def forward(self, x: Float[Tensor, "R C S S"], labels: Int[Tensor, " R"]) -> Float[Tensor, "R S2 S2"]:
         x = self.masks(F.relu_(self.upsample(climb(x, self.convs))))
