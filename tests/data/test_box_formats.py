@@ -287,3 +287,41 @@ def test_two_sources_for_one_split_are_not_guessed_between(tmp_path: Path) -> No
     write(tmp_path / "two.json", content)
     with pytest.raises(UserError, match=r"several sources of annotations for all: one.json, two.json"):
         read_box_data(tmp_path)
+
+
+def places(content: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Keys that lead to every value in plain data."""
+    below = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return ([above] if above else []) + [place for key, value in below for place in places(value, (*above, key))]
+
+
+@pytest.mark.parametrize("value", [None, -1, 1e308, math.nan, "", [], {}, [[]], 10**30, "gone"])
+@pytest.mark.parametrize("kind", ["coco", "via"])
+def test_any_value_in_any_place_is_read_or_refused_in_words(tmp_path: Path, kind: str, value: Any) -> None:
+    """No file brings a traceback, whatever is wrong in it; "gone" takes the entry out."""
+    outlines: list[Any] = [[[1, 1, 5, 1, 5, 5]], {"size": [40, 60], "counts": [5, 6, 2389]}]
+    annotations = [
+        {"image_id": i, "category_id": 1, "bbox": [1, 2, 3, 4], "area": 12, "segmentation": one} for i, one in enumerate(outlines)
+    ]
+    images = [{"id": i, "file_name": f"{name}.png", "width": 60, "height": 40} for i, name in enumerate("ab")]
+    rect = {"shape_attributes": {"name": "rect", "x": 1, "y": 2, "width": 3, "height": 4}, "region_attributes": {"class": "cat"}}
+    sound = {"coco": {"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": annotations}, "via": via([rect])}[kind]
+    for name in "ab":
+        picture(tmp_path / f"{name}.png")
+    for place in places(sound):
+        content = json.loads(json.dumps(sound))
+        holder = content
+        for key in place[:-1]:
+            holder = holder[key]
+        if value == "gone":
+            del holder[place[-1]]
+        else:
+            holder[place[-1]] = value
+        path = write(tmp_path / "annotations.json", json.dumps(content))
+        try:
+            data = read_box_data(path, masks=True, strict=False)
+            targets = [item.target((40, 60)) for items in data.splits.values() for item in items]
+        except UserError as error:
+            assert len(str(error)) > 20
+        else:
+            assert all(np.isfinite(target.boxes.numpy()).all() for target in targets)

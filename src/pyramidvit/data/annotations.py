@@ -24,6 +24,7 @@ Shape = Rle | tuple[np.ndarray, ...]
 """Outline of an object: run lengths, or polygons, each (P, 2) float64 of x and y in pixels."""
 Box = tuple[float, float, float, float]
 NOWHERE: Box = (np.nan, np.nan, np.nan, np.nan)
+_FARTHEST = 1e6
 _TRAIN_NAMES = ("train", "training")
 
 
@@ -129,8 +130,8 @@ def pictures_below(folder: Path) -> list[Path]:
 def as_polygons(outlines: Iterable[Any]) -> tuple[np.ndarray, ...]:
     """Lists of x, y, x, y … → polygons; those of fewer than three points enclose nothing and are left out. ValueError for other things."""
     arrays = [np.asarray(outline, np.float64).reshape(-1, 2) for outline in outlines]
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("its outline has coordinates that are not finite")
+    if not all((np.abs(array) < _FARTHEST).all() for array in arrays):
+        raise ValueError("its outline has coordinates that are not finite, or absurdly large")
     return tuple(array for array in arrays if len(array) > 2)
 
 

@@ -7,6 +7,7 @@ images/, or in a folder named like the split. Annotation ids are not used, so th
 
 from collections import Counter
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,18 @@ def read_coco(root: Path, file: Path | None = None) -> RawData | None:
     found = {one: split_of(one, root) if file is None else None for one in contents}
     for split, one in choose_splits(found, root, data.findings).items():
         content = contents[one]
-        folder = picture_folder(root, one, split, [str(entry.get("file_name", "")) for entry in content["images"][:_TRIED]])
+        folder = picture_folder(root, one, split, _first_names(content["images"]))
         data.splits[split] = read_coco_split(content, folder, str(one))
         if looks_like_corners(data.splits[split]):
             text = f"Most boxes of {one.name} leave their pictures as COCO's (left, top, width, height),"
             text += " but fit as (left, top, right, bottom): subtract left and top from the last two numbers of each bbox."
             data.findings.append(Finding("error", "corner-boxes", text))
     return data if data.splits else None
+
+
+def _first_names(images: list[Any]) -> list[str]:
+    """What is wrong with the others is said when all are read."""
+    return [str(entry["file_name"]) for entry in images[:_TRIED] if isinstance(entry, dict) and "file_name" in entry]
 
 
 def _candidates(root: Path) -> list[Path]:
@@ -91,7 +97,7 @@ def read_coco_split(content: Any, folder: Path, where: str) -> RawSplit:
     try:
         names = {_key(entry["id"]): str(entry["name"]).strip() for entry in content.get("categories", [])}
         pictures = {_key(entry["id"]): _picture(entry, folder, where) for entry in content["images"]}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where} is damaged: an image or category is not as expected ({type(error).__name__}: {error}).") from error
     if len(pictures) < len(content["images"]):
         raise UserError(f"{where} gives {len(content['images']) - len(pictures)} pictures an id that another one has; make ids unique.")
@@ -179,6 +185,8 @@ def _shape(given: Any, size: tuple[int, int] | None) -> Shape | None:
     counts = given["counts"]
     if isinstance(counts, list):
         return rle_from_counts((height, width), counts)
+    if not isinstance(counts, str):
+        raise ValueError(f"its counts must be a list or text, got {counts!r}")
     rle = Rle((height, width), counts.encode("ascii"))
     rle_counts(rle)
     return rle
@@ -198,7 +206,7 @@ def _drop_constant_areas(pictures: list[RawPicture]) -> None:
 
 def looks_like_corners(split: RawSplit) -> bool:
     """Whether most boxes leave their pictures as (left, top, width, height) and fit as (left, top, right, bottom)."""
-    sized = [(one.box, picture.size) for picture in split.pictures if picture.size for one in picture.objects]
+    sized = [(one.box, picture.size) for picture in split.pictures if picture.size for one in picture.objects if isfinite(sum(one.box))]
     if not sized:
         return False
     left, top, right, bottom = np.array([box for box, _ in sized]).T

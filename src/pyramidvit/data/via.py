@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from pyramidvit.data.annotations import RawData, RawObject, RawPicture, RawSplit, below, box_of, choose_splits, read_json, split_of
+from pyramidvit.data.annotations import (
+    RawData,
+    RawObject,
+    RawPicture,
+    RawSplit,
+    as_polygons,
+    below,
+    box_of,
+    choose_splits,
+    read_json,
+    split_of,
+)
 from pyramidvit.data.coco import picture_folder
 from pyramidvit.data.findings import Finding
 from pyramidvit.data.listing import entries_of
@@ -50,6 +61,8 @@ def read_via(root: Path, file: Path | None = None) -> RawData | None:
 def _picture(entry: dict[str, Any], folder: Path, file: Path, skipped: Counter[str]) -> RawPicture:
     regions = entry["regions"]
     objects: list[RawObject] = []
+    if not isinstance(regions, dict | list):
+        raise UserError(f"The regions of {entry['filename']} in {file} must be a list, got {regions!r}.")
     for region in regions.values() if isinstance(regions, dict) else regions:
         try:
             shape = region["shape_attributes"]
@@ -57,8 +70,8 @@ def _picture(entry: dict[str, Any], folder: Path, file: Path, skipped: Counter[s
             if polygon is None:
                 skipped[str(shape["name"])] += 1
             else:
-                name = _class_of(region.get("region_attributes") or {})
-                objects.append(RawObject(box_of((polygon,)), name, (polygon,)))
+                polygons = as_polygons((polygon,))
+                objects.append(RawObject(box_of(polygons), _class_of(region.get("region_attributes") or {}), polygons))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"A region of {entry['filename']} in {file} can't be used ({type(error).__name__}: {error}).") from error
     return RawPicture(below(folder, str(entry["filename"]), str(file)), None, objects, str(entry["filename"]))

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pyramidvit.data.annotations import RawData, RawObject, RawPicture, RawSplit, below, box_of, choose_splits, pictures_below, split_of
+from pyramidvit.data.annotations import (
+    RawData,
+    RawObject,
+    RawPicture,
+    RawSplit,
+    as_polygons,
+    below,
+    box_of,
+    choose_splits,
+    pictures_below,
+    split_of,
+)
 from pyramidvit.data.findings import Finding
 from pyramidvit.data.folders import VAL_NAMES
 from pyramidvit.data.image import ImageError, inspect_image
@@ -159,5 +170,5 @@ def _object(cells: list[str], size: tuple[int, int], names: Sequence[str]) -> Ra
         return RawObject((x - w / 2, y - h / 2, x + w / 2, y + h / 2), name)
     if len(values) < 6 or len(values) % 2:
         raise ValueError(f"expected class x y width height, or class and three or more points, got {len(cells)} numbers")
-    polygon = values.reshape(-1, 2) * (width, height)
-    return RawObject(box_of((polygon,)), name, (polygon,))
+    polygons = as_polygons((values.reshape(-1, 2) * (width, height),))
+    return RawObject(box_of(polygons), name, polygons)
