@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pyramidvit.config import RunConfig
+from pyramidvit.data.findings import CheckReport
 from pyramidvit.data.samples import LabelledFile, SampleDataset
 from pyramidvit.types import Batch, Prediction, Preprocess, Sample, Section, Table
 from pyramidvit.weights import LoadReport, WeightsMeta
@@ -118,6 +119,11 @@ class Task(Protocol):
     def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> Data: ...
     @classmethod
     def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> Data: ...
+    @classmethod
+    def check_data(cls, root: Path, config: RunConfig) -> CheckReport:
+        """Look the data over, what would be refused included."""
+        ...
+
     def dataset(self, split: str) -> SampleDataset: ...
     def transform(self, training: bool) -> Callable[[Sample], Sample]: ...
     def read(self, source: str | Path | np.ndarray) -> tuple[np.ndarray, Sample]:

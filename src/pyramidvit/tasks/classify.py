@@ -10,6 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from pyramidvit.config import RunConfig
+from pyramidvit.data.check import check_class_data
+from pyramidvit.data.findings import CheckReport
 from pyramidvit.data.folders import ClassData, read_class_data
 from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.data.transforms import eval_transform, mix_batch, train_transform
@@ -19,7 +21,7 @@ from pyramidvit.losses import class_weights, classification_loss, soft_targets
 from pyramidvit.metrics import ClassificationMetric, ClassificationResult
 from pyramidvit.models import Classifier, create_model
 from pyramidvit.tasks import Headline, Summary
-from pyramidvit.tasks.pictures import PictureTask, eight_bits
+from pyramidvit.tasks.pictures import PictureTask, eight_bits, read_options
 from pyramidvit.types import Batch, ClassScores, ClassTarget, Picture, Sample, Section
 
 
@@ -44,6 +46,11 @@ class ClassifyTask(PictureTask):
     def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> ClassData:
         """What a run wrote down; ``root`` is where the data is now, if it has moved."""
         return ClassData.from_json(content, root)
+
+    @classmethod
+    def check_data(cls, root: Path, config: RunConfig) -> CheckReport:
+        """Files, classes and splits."""
+        return check_class_data(cls.read_data(root, config), read_options(config), workers=config.data.workers)
 
     def transform(self, training: bool) -> Callable[[Sample], Sample]:
         return train_transform(self.config.augment, self.preprocess) if training else eval_transform(self.preprocess)

@@ -30,7 +30,7 @@ class DenseTask(PictureTask):
         self.preprocess = replace(self.preprocess, size=size, crop=1.0, interpolation=view.resampling)
 
     def transform(self, training: bool) -> Callable[[Sample], Sample]:
-        augment = DenseAugment(**self.config.dense.model_dump())
+        augment = view_of(self.config)
         return train_transform(augment, self.preprocess) if training else eval_transform(augment, self.preprocess)
 
     def model(self) -> nn.Module:
@@ -55,3 +55,10 @@ class DenseTask(PictureTask):
                 continue  # it has gone since it was measured; the tables still count it
             pictures.append(Picture(encode_png(drawn(image))))
         return (Section("Worst pictures", text, pictures=tuple(pictures), small=True),) if pictures else ()
+
+
+def view_of(config: RunConfig) -> DenseAugment:
+    """How pictures become inputs under these settings."""
+    settings = config.dense.model_dump()
+    names = {"input_size": "size", "resampling": "interpolation", "random_crop": "crop", "flip_x": "hflip", "flip_y": "vflip"}
+    return DenseAugment(**{names.get(name, name): value for name, value in settings.items()})

@@ -10,7 +10,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from pyramidvit.config import RunConfig
+from pyramidvit.data.anchor_fit import Anchors
 from pyramidvit.data.boxes import BoxData, read_box_data
+from pyramidvit.data.dense_check import check_box_data
+from pyramidvit.data.findings import CheckReport
 from pyramidvit.draw import annotate_detections, precision_recall_picture
 from pyramidvit.geometry import encode_window
 from pyramidvit.metrics import DetectionMetric, DetectionResult
@@ -18,8 +21,9 @@ from pyramidvit.models import mask_rcnn, retinanet
 from pyramidvit.models.found import Found
 from pyramidvit.models.masks import THRESHOLD, paste_windows
 from pyramidvit.tasks import Headline, Summary
-from pyramidvit.tasks.dense import DenseTask
+from pyramidvit.tasks.dense import DenseTask, view_of
 from pyramidvit.tasks.heads import mask_rcnn_config, retinanet_config
+from pyramidvit.tasks.pictures import read_options
 from pyramidvit.types import Batch, BoxTarget, Detections, Picture, Rle, Section
 
 MIN_SCORE = 0.3
@@ -37,6 +41,10 @@ class DetectTask(DenseTask):
     @classmethod
     def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> BoxData:
         """COCO, VOC, YOLO or VIA annotations, or a mask picture per object; ``classes`` are those of a trained network."""
+        return cls._read(root, config, classes)
+
+    @classmethod
+    def _read(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None, *, strict: bool = True) -> BoxData:
         settings = config.data
         return read_box_data(
             root,
@@ -45,7 +53,20 @@ class DetectTask(DenseTask):
             classes=classes,
             masks=cls.masks,
             on_bad_box=settings.on_bad_box,
+            strict=strict,
         )
+
+    @classmethod
+    def check_data(cls, root: Path, config: RunConfig) -> CheckReport:
+        """Pictures and objects, and whether the anchors of the settings reach them."""
+        data, view = cls._read(root, config, strict=False), view_of(config)
+        return check_box_data(data, read_options(config), view=view, anchors=cls.anchors(config), workers=config.data.workers)
+
+    @classmethod
+    def anchors(cls, config: RunConfig) -> Anchors:
+        """Those of the settings."""
+        head = retinanet_config(config.head)
+        return Anchors(head.strides, head.anchor_scale, head.anchor_octaves, head.anchor_ratios)
 
     @classmethod
     def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> BoxData:
@@ -123,6 +144,12 @@ class InstancesTask(DetectTask):
     title = "Instance segmentation"
     head = "roi_heads."
     masks = True
+
+    @classmethod
+    def anchors(cls, config: RunConfig) -> Anchors:
+        """Those of the first stage."""
+        head = mask_rcnn_config(config.head)
+        return Anchors(head.strides, head.rpn.anchor_scale, 1, head.rpn.anchor_ratios)
 
     def build(self, backbone: Any) -> nn.Module:
         return mask_rcnn.MaskRCNN(backbone, len(self.classes), mask_rcnn_config(self.config.head))

@@ -39,8 +39,7 @@ class PictureTask:
         return "" if self.data is None else self.data.fingerprint
 
     def read_options(self) -> ReadOptions:
-        settings = self.config.data
-        return ReadOptions(settings.in_chans, settings.value_range, settings.orientation, settings.max_pixels)
+        return read_options(self.config)
 
     def read(self, source: str | Path | np.ndarray) -> tuple[np.ndarray, Sample]:
         """A picture, (H, W, C), and the sample made of it; BadFileError when there is none."""
@@ -77,6 +76,12 @@ class PictureTask:
     def weights_meta(self, metrics: Mapping[str, Any]) -> WeightsMeta:
         settings = self.config.model_dump(mode="json")
         return WeightsMeta(self.config.model.name, self.name, self.classes, self.preprocess, settings, metrics, pyramidvit.__version__)
+
+
+def read_options(config: RunConfig) -> ReadOptions:
+    """How files are decoded under these settings."""
+    settings = config.data
+    return ReadOptions(settings.in_chans, settings.value_range, settings.orientation, settings.max_pixels)
 
 
 def preprocess_of(config: RunConfig) -> Preprocess:

@@ -9,6 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from pyramidvit.config import RunConfig
+from pyramidvit.data.dense_check import check_mask_data
+from pyramidvit.data.findings import CheckReport
 from pyramidvit.data.masks import MaskData, read_mask_data
 from pyramidvit.draw import annotate_segmentation, confusion_picture
 from pyramidvit.metrics import SegmentationMetric, SegmentationResult
@@ -16,6 +18,7 @@ from pyramidvit.models.semantic_fpn import SemanticFPN, SemanticFPNOutputs, labe
 from pyramidvit.tasks import Headline, Summary
 from pyramidvit.tasks.dense import DenseTask
 from pyramidvit.tasks.heads import semantic_fpn_config
+from pyramidvit.tasks.pictures import read_options
 from pyramidvit.types import Batch, MaskTarget, Picture, Section, SegMap
 
 
@@ -29,15 +32,17 @@ class SegmentTask(DenseTask):
     @classmethod
     def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> MaskData:
         """Pictures with a mask file each; ``classes`` are those of a trained network."""
-        settings = config.data
-        return read_mask_data(
-            root, val_share=settings.val_share, seed=config.loop.seed, classes=classes, reduce_zero=settings.reduce_zero_label
-        )
+        return _read(root, config, classes)
 
     @classmethod
     def data_from_json(cls, content: Mapping[str, Any], root: Path | None = None) -> MaskData:
         """What a run wrote down; ``root`` is where the data is now, if it has moved."""
         return MaskData.from_json(content, root)
+
+    @classmethod
+    def check_data(cls, root: Path, config: RunConfig) -> CheckReport:
+        """Pictures, masks and what their values mean."""
+        return check_mask_data(_read(root, config, strict=False), read_options(config), workers=config.data.workers)
 
     def build(self, backbone: Any) -> SemanticFPN:
         return SemanticFPN(backbone, len(self.classes), semantic_fpn_config(self.config.head))
@@ -89,3 +94,15 @@ class SegmentTask(DenseTask):
 
     def draw(self, image: np.ndarray, prediction: SegMap) -> Image.Image:
         return annotate_segmentation(image, prediction)
+
+
+def _read(root: Path, config: RunConfig, classes: Sequence[str] | None = None, *, strict: bool = True) -> MaskData:
+    settings = config.data
+    return read_mask_data(
+        root,
+        val_share=settings.val_share,
+        seed=config.loop.seed,
+        classes=classes,
+        reduce_zero=settings.reduce_zero_label,
+        strict=strict,
+    )

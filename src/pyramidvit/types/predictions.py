@@ -64,7 +64,7 @@ class SegMap:
         shares = sorted(self.shares().items(), key=lambda entry: -entry[1])
         return ", ".join(f"{name} {share:.1%}" for name, share in shares[:k])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, k: int = 5) -> dict[str, Any]:  # noqa: ARG002  all classes are few
         """Size and shares of the classes; the map itself is a picture file beside it."""
         return {"path": self.path, "size": list(self.labels.shape), "shares": {name: round(s, 6) for name, s in self.shares().items()}}
 
@@ -103,7 +103,7 @@ class Detections:
         counts = Counter(self.classes[int(label)] for label in self.labels)
         return ", ".join(f"{count} {name}" for name, count in counts.most_common(k)) or "nothing found"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, k: int = 5) -> dict[str, Any]:  # noqa: ARG002  all objects count
         """Boxes as COCO writes them, (x, y, width, height), with class names instead of ids."""
         objects: list[dict[str, Any]] = []
         for index, (box, label, score) in enumerate(zip(self.boxes, self.labels, self.scores, strict=True)):

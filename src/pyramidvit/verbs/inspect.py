@@ -10,36 +10,48 @@ from rich.console import Console
 from rich.table import Table
 
 from pyramidvit import models as networks
-from pyramidvit.config import DataConfig, Section, Size
-from pyramidvit.data import check as checking
-from pyramidvit.data.folders import read_class_data
-from pyramidvit.data.image import ReadOptions
+from pyramidvit.config import DataConfig, DenseConfig, HeadConfig, RunConfig, Section, Size, resolve
+from pyramidvit.config.presets import SMALL
+from pyramidvit.config.sections import TaskName
+from pyramidvit.data.findings import render
 from pyramidvit.errors import UserError
 from pyramidvit.models.cost import Cost, growing_sizes, measure_cost
+from pyramidvit.tasks.table import TASKS, infer_task
 from pyramidvit.verbs import Count, Json, Seed, print_json
+
+
+@Parameter(name="*")
+class CheckConfig(Section):
+    """What matters for the look at the data."""
+
+    data: DataConfig = DataConfig()
+    head: HeadConfig = HeadConfig()
+    dense: DenseConfig = DenseConfig()
 
 
 def check(
     data: Path,
     *,
+    task: TaskName | None = None,
     seed: Seed = 0,
-    settings: Annotated[DataConfig | None, Parameter(name="*")] = None,
+    settings: Annotated[CheckConfig | None, Parameter(name="*")] = None,
     json: Json = False,
 ) -> int:
     """Look a data set over before training; exit code 2 when training on it would be wrong.
 
     Args:
         data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        task: What will be learned; found out from the data if not given.
         json: Print the findings as JSON, nothing else.
     """
-    config = settings or DataConfig()
-    found = read_class_data(data, val_share=config.val_share, seed=seed)
-    options = ReadOptions(config.in_chans, config.value_range, config.orientation, config.max_pixels)
-    report = checking.check_class_data(found, options, workers=config.workers)
+    name = task or infer_task(data)
+    config, _ = resolve(RunConfig(**(settings or CheckConfig()).model_dump(exclude_unset=True)), preset=SMALL.get(name))
+    config = config.model_copy(update={"loop": config.loop.model_copy(update={"seed": seed})})
+    report = TASKS[name].check_data(data, config)
     if json:
         print_json(report.to_json())
     else:
-        Console(highlight=False).print(checking.render(report))
+        Console(highlight=False).print(render(report))
     return 0 if report.ok else 2
 
 

@@ -51,8 +51,7 @@ def predict(
             print_json(result.prediction.to_json(top))
         else:
             saved = result.save(names(result.prediction.path))
-            best = ", ".join(f"{name} {probability:.1%}" for name, probability in result.prediction.top(top))
-            console.print(f"{result.prediction.path}: {best}  → {saved}", markup=False)
+            console.print(f"{result.prediction.path}: {result.prediction.text(top)}  → {saved}", markup=False)
     return 2 if failed else 0
 
 
