@@ -4,9 +4,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import pyramidvit
 from pyramidvit import create_model
 from pyramidvit.cli import main
-from pyramidvit.weights import load, read
+from pyramidvit.config import ModelConfig, RunConfig
+from pyramidvit.optim import Ema
+from pyramidvit.tasks.classify import ClassifyTask
+from pyramidvit.weights import load, read, save
 from pyramidvit.weights.layouts import to_library
 
 
@@ -75,3 +79,15 @@ def test_mistakes(official, tmp_path, capsys):
     torch.save({"conv1.weight": torch.zeros(3)}, tmp_path / "else.pth")
     assert run("convert", tmp_path / "else.pth", tmp_path / "o.safetensors") == 2
     assert "its names are those of no network that is known here" in capsys.readouterr().err
+
+
+def test_a_predictor_and_a_checkpoint_keep_the_epsilon(tmp_path):
+    """Weights that MMDetection or Transformers trained go on with their 1e-6 after training here, in files and in copies."""
+    task = ClassifyTask(RunConfig(model=ModelConfig(name="pvt_v2_b0")), ("cat", "dog"))
+    model = task.model()
+    load(model, to_library(task.model().state_dict(), "transformers", other_eps=True).tensors)
+    file = tmp_path / "best.safetensors"
+    save(file, Ema(model, 0.5).model.state_dict(), task.weights_meta({}))
+    predictor = pyramidvit.load(file, device="cpu")
+    norms = {module.eps for name, module in predictor.model.named_modules() if name.endswith(("patch_norm", "attn.norm"))}
+    assert norms == {1e-6}

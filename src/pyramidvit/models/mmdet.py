@@ -105,7 +105,7 @@ def _four(values: Any, name: str) -> tuple[int, ...]:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
+    sides: tuple[Any, ...] = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
     if len(sides) not in (1, 2) or not all(isinstance(side, int) and side >= 32 for side in sides):
         raise UserError(f"pretrain_img_size is one whole number or (height, width), each at least 32; got {size!r}.")
     return sides[0], sides[-1]
