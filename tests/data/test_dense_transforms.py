@@ -41,11 +41,11 @@ def found(image: torch.Tensor, number: int) -> torch.Tensor:
 
 
 RECIPES = {
-    "plain": DenseAugment(short=64, long=200, flip_x=0),
-    "flips": DenseAugment(short=64, long=200, flip_x=0.5, flip_y=0.5),
+    "plain": DenseAugment(short=64, long=200, hflip=0),
+    "flips": DenseAugment(short=64, long=200, hflip=0.5, vflip=0.5),
     "larger": DenseAugment(short=151, long=1000),
-    "fixed": DenseAugment(resize="fixed", input_size=(96, 130)),
-    "jitter and crop": DenseAugment(short=64, long=200, scale=(0.7, 2.0), random_crop=(60, 60), flip_y=0.5),
+    "fixed": DenseAugment(resize="fixed", size=(96, 130)),
+    "jitter and crop": DenseAugment(short=64, long=200, scale=(0.7, 2.0), crop=(60, 60), vflip=0.5),
     "shorts": DenseAugment(shorts=(64, 96, 128), long=1333),
     "crop first": DenseAugment(shorts=(64, 96), long=200, crop_first=0.7, crop_shorts=(80, 120), crop_sides=(40, 70)),
 }
@@ -184,14 +184,14 @@ def test_evaluation_resizes_the_picture_alone() -> None:
     assert seen.size == (64, 100)
     upwards = eval_transform(DenseAugment(short=96, long=1333, multiple=32), PLAIN)(sample)
     assert upwards.image.shape == (3, 96, 160)
-    fixed = eval_transform(DenseAugment(resize="fixed", input_size=(64, 64), scale=(0.5, 2), random_crop=(32, 32)), PLAIN)(sample)
+    fixed = eval_transform(DenseAugment(resize="fixed", size=(64, 64), scale=(0.5, 2), crop=(32, 32)), PLAIN)(sample)
     assert fixed.image.shape == (3, 64, 64)
 
 
 def test_small_pictures_are_padded_to_the_crop() -> None:
     """Zeros after normalising, ignored in the label map, nothing in masks of objects."""
     grey = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    augment = DenseAugment(short=64, long=100, random_crop=(96, 128), flip_x=0)
+    augment = DenseAugment(short=64, long=100, crop=(96, 128), hflip=0)
     labels = train_transform(augment, grey)(as_labels(painted()))
     assert isinstance(labels.target, MaskTarget)
     assert labels.image.shape == (3, 96, 128)
@@ -213,7 +213,7 @@ def test_crops_that_one_class_rules_are_drawn_again() -> None:
     sample = Sample(torch.zeros(3, 64, 64, dtype=torch.uint8), MaskTarget(labels), "a", (64, 64))
     shares = {}
     for limit in (1.0, 0.75):
-        augment = DenseAugment(short=64, long=64, random_crop=(32, 32), most_of_one=limit)
+        augment = DenseAugment(short=64, long=64, crop=(32, 32), most_of_one=limit)
         targets = []
         for seed in range(40):
             torch.manual_seed(seed)
@@ -264,7 +264,7 @@ def test_the_sample_that_went_in_is_not_changed() -> None:
     [
         ({"short": 16}, "at least 32 pixels, got 16"),
         ({"scale": (2.0, 1.0)}, "scale needs two numbers"),
-        ({"flip_x": 1.5}, "flip_x is a share"),
+        ({"hflip": 1.5}, "hflip is a share"),
         ({"multiple": 0}, "multiple must be at least 1"),
     ],
 )

@@ -153,7 +153,7 @@ def _boxes_in_view(items: tuple[BoxItem, ...], view: DenseAugment) -> np.ndarray
     boxes: list[np.ndarray] = []
     for item in items:
         if item.size is not None:
-            size = view.input_size if view.resize == "fixed" else kept_size(item.size, view.short, view.long)
+            size = view.size if view.resize == "fixed" else kept_size(item.size, view.short, view.long)
             y, x = size[0] / item.size[0], size[1] / item.size[1]
             boxes.append(item.boxes[~item.crowd] * (x, y, x, y))
     return np.concatenate(boxes) if boxes else np.zeros((0, 4))

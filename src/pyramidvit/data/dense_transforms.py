@@ -37,16 +37,16 @@ class DenseAugment:
     """How pictures become inputs for dense prediction; the defaults are those of the published detectors, without distortion."""
 
     resize: Literal["keep", "fixed"] = "keep"
-    """keep: the largest size of the picture's shape that fits `short` and `long`. fixed: exactly `input_size`, whatever the shape."""
+    """keep: the largest size of the picture's shape that fits `short` and `long`. fixed: exactly `size`, whatever the shape."""
     short: int = 800
     """keep: largest short side."""
     long: int = 1333
     """keep: largest long side."""
-    input_size: Size = (512, 512)
+    size: Size = (512, 512)
     """fixed: (height, width)."""
     multiple: int = 1
     """Evaluation: sides are rounded up to a multiple of this, by resizing; the published segmentors use 32."""
-    resampling: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """How pictures are resized."""
     antialias: bool = False
     """Average over pixels that shrinking would skip. The published networks saw pictures without."""
@@ -60,27 +60,27 @@ class DenseAugment:
     """Short sides at which that piece is cut, without limit for the long side."""
     crop_sides: tuple[int, int] = (384, 600)
     """Smallest and largest side of that piece."""
-    random_crop: Size | None = None
+    crop: Size | None = None
     """Training: (height, width) of a random crop after resizing; smaller pictures are padded to it on the right and below."""
     most_of_one: float = 1.0
     """Training, label maps: crops in which one class has a larger share of the labelled pixels are drawn again, up to ten times."""
-    flip_x: float = 0.5
+    hflip: float = 0.5
     """Training: probability of a left-right flip."""
-    flip_y: float = 0.0
+    vflip: float = 0.0
     """Training: probability of an up-down flip."""
     distort: bool = False
     """Training: brightness, contrast, saturation and hue, each with probability one half."""
 
     def __post_init__(self) -> None:
-        sides = (self.short, self.long, *self.input_size, *self.shorts, *(self.random_crop or ()), *self.crop_shorts, *self.crop_sides)
+        sides = (self.short, self.long, *self.size, *self.shorts, *(self.crop or ()), *self.crop_shorts, *self.crop_sides)
         if min(sides) < _SHORTEST:
             raise UserError(f"Sides of inputs and crops must have at least {_SHORTEST} pixels, got {min(sides)}.")
         for name, (low, high) in (("scale", self.scale), ("crop_sides", self.crop_sides)):
             if not 0 < low <= high:
                 raise UserError(f"{name} needs two numbers above 0, the first not above the second; got {low} and {high}.")
         for name, value in (
-            ("flip_x", self.flip_x),
-            ("flip_y", self.flip_y),
+            ("hflip", self.hflip),
+            ("vflip", self.vflip),
             ("crop_first", self.crop_first),
             ("most_of_one", self.most_of_one),
         ):
@@ -112,16 +112,16 @@ class _TrainTransform:
             view = view.resized(kept_size(view.size, _choose(augment.crop_shorts), None))
             view = view.cropped([_between(*(min(side, limit) for limit in augment.crop_sides)) for side in view.size])
         view = view.resized(self._size(view.size))
-        if augment.random_crop is not None:
-            view = self._crop(view, augment.random_crop)
-        for probability, axis in ((augment.flip_x, -1), (augment.flip_y, -2)):
+        if augment.crop is not None:
+            view = self._crop(view, augment.crop)
+        for probability, axis in ((augment.hflip, -1), (augment.vflip, -2)):
             if torch.rand(()) < probability:
                 view = view.flipped(axis)
         image = distort(view.image) if augment.distort else view.image
         image = normalize(image, self.preprocess)
         target = present(view.target)
-        if augment.random_crop is not None:
-            image, target = _pad(image, target, augment.random_crop)
+        if augment.crop is not None:
+            image, target = _pad(image, target, augment.crop)
         return replace(sample, image=image, target=target)
 
     def _size(self, size: Size) -> Size:
@@ -129,7 +129,7 @@ class _TrainTransform:
         low, high = augment.scale
         factor = low + (high - low) * float(torch.rand(())) if low < high else low
         if augment.resize == "fixed":
-            return _at_least(augment.input_size[0] * factor), _at_least(augment.input_size[1] * factor)
+            return _at_least(augment.size[0] * factor), _at_least(augment.size[1] * factor)
         short = _choose(augment.shorts) if augment.shorts else augment.short
         return kept_size(size, short * factor, augment.long * factor)
 
@@ -151,7 +151,7 @@ class _EvalTransform:
         augment = self.augment
         image = checked(sample, self.preprocess)
         height, width = image.shape[-2:]
-        size = augment.input_size if augment.resize == "fixed" else kept_size((height, width), augment.short, augment.long)
+        size = augment.size if augment.resize == "fixed" else kept_size((height, width), augment.short, augment.long)
         size = (-(-size[0] // augment.multiple) * augment.multiple, -(-size[1] // augment.multiple) * augment.multiple)
         return replace(sample, image=normalize(_resize(image, size, augment), self.preprocess))
 
@@ -225,7 +225,7 @@ def _pad(image: Tensor, target: Target | None, size: Size) -> tuple[Tensor, Targ
 def _resize(image: Tensor, size: Size, augment: DenseAugment) -> Tensor:
     if (image.shape[-2], image.shape[-1]) == size:
         return image
-    image = F.resize(image, list(size), interpolation=v2.InterpolationMode(augment.resampling), antialias=augment.antialias)
+    image = F.resize(image, list(size), interpolation=v2.InterpolationMode(augment.interpolation), antialias=augment.antialias)
     return image if image.dtype == torch.uint8 else image.clamp_(0, 1)
 
 
