@@ -80,7 +80,7 @@ def scaling_picture(result: Scaling) -> bytes:
         f"Backbones on larger pictures: {what}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}",
         color=INK,
         size=11,
-        x=0.06,
+        x=0.05,
         ha="left",
     )
     skipped = [f"{point.name} at {point.size}" for point in result.points if point.skipped]
@@ -132,7 +132,7 @@ def _name_ends(axes: "Axes", ends: dict[str, tuple[float, float, str]]) -> None:
             va="center",
             size=9,
             color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "relpos": (0, 0.5), "color": colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3},
             annotation_clip=False,
         )
 
