@@ -36,7 +36,7 @@ class TimmClassifier(nn.Module):
         super().__init__()
         self.net = timm.create_model(name, num_classes=ours.head.out_features, drop_path_rate=drop_path_rate)
         tensors = {key.removeprefix("backbone."): tensor for key, tensor in ours.state_dict().items()}
-        self.net.load_state_dict(TIMM_PVT_V2.from_ours(tensors, ours.backbone.published_depths)[0])
+        self.net.load_state_dict(TIMM_PVT_V2.from_ours(tensors)[0])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
