@@ -24,7 +24,7 @@ from pyramidvit.engine import train
 from pyramidvit.models import Classifier
 from pyramidvit.runs import RunFolder
 from pyramidvit.tasks.classify import ClassifyTask
-from pyramidvit.weights.layouts.pvt import TIMM_PVT_V2
+from pyramidvit.weights.layouts import to_library
 
 
 class TimmClassifier(nn.Module):
@@ -35,8 +35,7 @@ class TimmClassifier(nn.Module):
     def __init__(self, ours: Classifier, name: str, drop_path_rate: float) -> None:
         super().__init__()
         self.net = timm.create_model(name, num_classes=ours.head.out_features, drop_path_rate=drop_path_rate)
-        tensors = {key.removeprefix("backbone."): tensor for key, tensor in ours.state_dict().items()}
-        self.net.load_state_dict(TIMM_PVT_V2.from_ours(tensors)[0])
+        self.net.load_state_dict(to_library(ours.state_dict(), "timm").tensors)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
