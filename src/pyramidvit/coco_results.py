@@ -39,5 +39,22 @@ def write_coco_results(
     write_text(path, json.dumps(entries, separators=(",", ":")))
 
 
+def write_coco_document(path: Path, predictions: Sequence[Detections]) -> None:
+    """A COCO json of its own, as labelling tools import it: pictures by path, classes numbered from 1, objects with their scores."""
+    classes = predictions[0].classes if predictions else ()
+    ids = range(1, len(classes) + 1)
+    entries = [entry for number, one in enumerate(predictions) for entry in coco_results(one, number + 1, ids)]
+    content = {
+        "images": [
+            {"id": number + 1, "file_name": one.path, "height": one.size[0], "width": one.size[1]} for number, one in enumerate(predictions)
+        ],
+        "categories": [{"id": number, "name": name} for number, name in zip(ids, classes, strict=True)],
+        "annotations": [
+            {"id": number + 1, **entry, "area": entry["bbox"][2] * entry["bbox"][3], "iscrowd": 0} for number, entry in enumerate(entries)
+        ],
+    }
+    write_text(path, json.dumps(content, separators=(",", ":")))
+
+
 def _short(value: float) -> float:
     return float(f"{value:.9g}")

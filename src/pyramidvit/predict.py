@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from pyramidvit.files import write_bytes
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device, make_accelerator
 from pyramidvit.tasks import Task
+from pyramidvit.tasks.dense import DenseTask
 from pyramidvit.tasks.pictures import eight_bits
 from pyramidvit.tasks.table import task_from_weights
-from pyramidvit.types import BadSample, Prediction, Sample
+from pyramidvit.types import BadSample, Batch, Prediction, Sample
+from pyramidvit.views import WHOLE, Views, predict_views
 from pyramidvit.weights.source import obtain
 from pyramidvit.weights.zoo import ZOO
 
@@ -43,6 +45,10 @@ class Predicted:
     def to_json(self) -> dict[str, Any]:
         return self.prediction.to_json()
 
+    def text(self, k: int = 5) -> str:
+        """The prediction in a line, at most k classes; of detections those that are drawn."""
+        return self.task.shown(self.prediction).text(k)
+
     def draw(self) -> Image.Image:
         """The picture with the prediction on it."""
         return self.task.draw(eight_bits(self.image), self.prediction)
@@ -60,9 +66,12 @@ class Predicted:
 class Predictor:
     """A trained network with everything it needs: ``predictor("photo.jpg")``, ``predictor([…])`` or ``predictor.stream(paths)``."""
 
-    def __init__(self, task: Task, model: nn.Module, device: torch.device, batch_size: int = 8) -> None:
+    def __init__(self, task: Task, model: nn.Module, device: torch.device, batch_size: int = 8, views: Views = WHOLE) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, got {batch_size}.")
+        if views != WHOLE and not isinstance(task, DenseTask):
+            raise UserError(f"Tiles, flips and scales are for segmentation and detection; these weights are for: {task.title.lower()}.")
+        self.views = views
         self.task = task
         self.model = model.eval().to(device)
         self.device = device
@@ -86,6 +95,9 @@ class Predictor:
 
     def stream(self, sources: Iterable[Source]) -> Iterator[Predicted | BadSample]:
         """Predictions in order, a batch in memory at a time; a picture that can't be read gives a BadSample in its place."""
+        if self.views != WHOLE:
+            yield from map(self._look, sources)
+            return
         remaining = iter(sources)
         while group := [self._read(source) for source in islice(remaining, self.batch_size)]:
             read = [entry for entry in group if not isinstance(entry, BadSample)]
@@ -93,25 +105,35 @@ class Predictor:
             for entry in group:
                 yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
 
+    def _look(self, source: Source) -> Predicted | BadSample:
+        entry = self._read(source)
+        if isinstance(entry, BadSample):
+            return entry
+        image, sample = entry
+        prediction = predict_views(cast(DenseTask, self.task), self._forward, sample, self.views, self.batch_size)
+        return Predicted(prediction, image, self.task)
+
     def _read(self, source: Source) -> tuple[np.ndarray, Sample] | BadSample:
         if not isinstance(source, str | Path | np.ndarray):
             got = type(source).__name__
             raise UserError(f"A picture is a path or an array (H, W, C), got {got}; np.asarray(picture) makes an array of most things.")
         try:
-            image, sample = self.task.read(source)
+            return self.task.read(source)
         except BadFileError as error:
             return BadSample(error.path, error.reason)
-        return image, self.transform(sample)
+
+    def _forward(self, batch: Batch) -> Any:
+        return self.model(batch.to(self.device).images)
 
     @torch.inference_mode()
     def _predict(self, samples: list[Sample]) -> Sequence[Prediction]:
         if not samples:
             return []
-        batch = collate(samples).to(self.device)
-        return self.task.predict(self.model(batch.images), batch)
+        batch = collate([self.transform(sample) for sample in samples])
+        return self.task.predict(self._forward(batch), batch)
 
 
-def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> Predictor:
+def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8, views: Views = WHOLE) -> Predictor:
     """A predictor from a run folder (its best weights), from one weights file of ours, or from published weights such as pvt_v2_b2.in1k.
 
     UserError when there is none.
@@ -129,7 +151,7 @@ def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8) -> P
         model = task.model()
     model.to_empty(device="cpu")
     weights.load(model, tensors)
-    return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size)
+    return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size, views)
 
 
 def find_pictures(sources: Iterable[str]) -> list[Path]:

@@ -74,6 +74,7 @@ class DetectionResult:
         numbers: dict[str, float] = {}
         for kind, precision in self._kinds():
             numbers |= {f"{kind}_{short}": value for name, short in LOGGED.items() if (value := precision.numbers[name]) is not None}
+        numbers["best_score"] = self.best.score
         return numbers
 
     def to_json(self) -> dict[str, Any]:

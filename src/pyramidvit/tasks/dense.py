@@ -1,6 +1,6 @@
 """What segmentation and detection share: views of whole pictures, a backbone under a head, pictures of mistakes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from pyramidvit.draw import encode_png
 from pyramidvit.models import create_model
 from pyramidvit.tasks import Data
 from pyramidvit.tasks.pictures import PictureTask, eight_bits
-from pyramidvit.types import Picture, Sample, Section
+from pyramidvit.tiling import Window
+from pyramidvit.types import Batch, Picture, Prediction, Sample, Section
 
 WORST = 8
 
@@ -40,6 +41,29 @@ class DenseTask(PictureTask):
         if settings.weights is not None:
             self.start_from(settings.weights, model)
         return model
+
+    def view_at(self, factor: float) -> Callable[[Sample], Sample]:
+        """The transform of evaluation at another size."""
+        view = view_of(self.config)
+        height, width = (max(round(side * factor), 32) for side in view.size)
+        view = replace(view, short=round(view.short * factor), long=round(view.long * factor), size=(height, width))
+        return eval_transform(view, self.preprocess)
+
+    def answers(self, outputs: Any, batch: Batch) -> Sequence[Any]:
+        """What the network says about each picture, in a form that can be mirrored, combined with other looks, and joined."""
+        raise NotImplementedError
+
+    def mirrored(self, answer: Any) -> Any:
+        """The answer for the picture as it was before a left-right flip."""
+        raise NotImplementedError
+
+    def combine(self, answers: Sequence[Any]) -> Any:
+        """One answer from several looks at the same pixels."""
+        raise NotImplementedError
+
+    def join(self, path: str, size: tuple[int, int], windows: Sequence[Window], answers: Iterable[Any]) -> Prediction:
+        """The prediction for a picture of ``size`` (height, width) from the answers for its windows."""
+        raise NotImplementedError
 
     def build(self, backbone: Any) -> nn.Module:
         """The network on a backbone."""

@@ -1,6 +1,7 @@
 """Object detection (RetinaNet) and instance segmentation (Mask R-CNN): a picture in, its objects out. B batch, N objects, H W pixels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.ops import batched_nms
 
 from pyramidvit.config import RunConfig
 from pyramidvit.data.anchor_fit import Anchors
@@ -15,7 +17,7 @@ from pyramidvit.data.boxes import BoxData, read_box_data
 from pyramidvit.data.dense_check import check_box_data
 from pyramidvit.data.findings import CheckReport
 from pyramidvit.draw import annotate_detections, precision_recall_picture
-from pyramidvit.geometry import encode_window
+from pyramidvit.geometry import decode_rle, encode_mask, encode_window
 from pyramidvit.metrics import DetectionMetric, DetectionResult
 from pyramidvit.models import mask_rcnn, retinanet
 from pyramidvit.models.found import Found
@@ -24,6 +26,7 @@ from pyramidvit.tasks import Headline, Summary
 from pyramidvit.tasks.dense import DenseTask, view_of
 from pyramidvit.tasks.heads import mask_rcnn_config, retinanet_config
 from pyramidvit.tasks.pictures import read_options
+from pyramidvit.tiling import Window, merge_detections
 from pyramidvit.types import Batch, BoxTarget, Detections, Picture, Rle, Section
 
 MIN_SCORE = 0.3
@@ -98,6 +101,35 @@ class DetectTask(DenseTask):
         masks = None if found.masks is None else pasted(found.masks.float().cpu(), boxes, size)
         return Detections(path, self.classes, size, boxes, found.labels.cpu(), found.scores.float().cpu(), masks)
 
+    def answers(self, outputs: Any, batch: Batch) -> list[Detections]:
+        return self.predict(outputs, batch)
+
+    def mirrored(self, answer: Detections) -> Detections:
+        width = answer.size[1]
+        left, top, right, bottom = answer.boxes.unbind(1)
+        masks = None if answer.masks is None else tuple(encode_mask(decode_rle(mask).flip(-1)) for mask in answer.masks)
+        return replace(answer, boxes=torch.stack((width - right, top, width - left, bottom), 1), masks=masks)
+
+    def combine(self, answers: Sequence[Detections]) -> Detections:
+        """Of boxes of a class that overlap, the best, whichever look it comes from."""
+        if len(answers) == 1:
+            return answers[0]
+        boxes, labels, scores = (torch.cat([getattr(one, name) for one in answers]) for name in ("boxes", "labels", "scores"))
+        masks = [mask for one in answers for mask in one.masks or ()]
+        keep = batched_nms(boxes, scores, labels, self.overlap)[: max(len(one) for one in answers)]
+        kept = tuple(masks[index] for index in keep.tolist()) if self.masks else None
+        return replace(answers[0], boxes=boxes[keep], labels=labels[keep], scores=scores[keep], masks=kept)
+
+    def join(self, path: str, size: tuple[int, int], windows: Sequence[Window], answers: Iterable[Detections]) -> Detections:
+        """Objects on seams are put together."""
+        parts = list(answers)
+        return replace(parts[0], path=path) if len(parts) == 1 else merge_detections(path, size, windows, parts)
+
+    @property
+    def overlap(self) -> float:
+        """IoU above which two boxes of a class count as one object."""
+        return retinanet_config(self.config.head).nms_iou
+
     def metric(self) -> DetectionMetric:
         return DetectionMetric(self.classes, masks=self.masks)
 
@@ -133,8 +165,17 @@ class DetectTask(DenseTask):
             {"precision_recall.png": curves},
         )
 
+    @property
+    def min_score(self) -> float:
+        """The score that was best in the evaluation."""
+        return float(self.measured.get("best_score", MIN_SCORE))
+
+    def shown(self, prediction: Detections) -> Detections:
+        """Objects with at least that score."""
+        return prediction.above(self.min_score)
+
     def draw(self, image: np.ndarray, prediction: Detections) -> Image.Image:
-        return annotate_detections(image, prediction, min_score=MIN_SCORE)
+        return annotate_detections(image, prediction, min_score=self.min_score)
 
 
 class InstancesTask(DetectTask):

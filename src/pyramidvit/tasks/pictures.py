@@ -16,7 +16,7 @@ from pyramidvit.data.image import ImageError, ReadOptions, read_image
 from pyramidvit.data.samples import PictureReader, SampleDataset
 from pyramidvit.errors import UserError
 from pyramidvit.tasks import Data
-from pyramidvit.types import Batch, Preprocess, Sample
+from pyramidvit.types import Batch, Prediction, Preprocess, Sample
 from pyramidvit.weights import LoadReport, WeightsMeta
 from pyramidvit.weights.source import obtain
 
@@ -33,6 +33,8 @@ class PictureTask:
         self.config, self.classes, self.data = config, tuple(classes), data
         self.preprocess = preprocess_of(config)
         self.load_report: LoadReport | None = None
+        self.measured: Mapping[str, Any] = {}
+        """What the weights reached when they were trained, where that is known."""
 
     @property
     def fingerprint(self) -> str:
@@ -65,6 +67,10 @@ class PictureTask:
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:  # noqa: ARG002  other tasks mix
         return batch
+
+    def shown(self, prediction: Any) -> Prediction:
+        """All of it."""
+        return prediction
 
     def start_from(self, file: str, model: nn.Module) -> None:
         """Fill a model from a file or published weights; last layers made for other classes are left out."""

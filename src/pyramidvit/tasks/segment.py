@@ -1,10 +1,12 @@
 """Semantic segmentation: a picture in, a class for every pixel out. B batch, K classes, H W pixels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -14,11 +16,12 @@ from pyramidvit.data.findings import CheckReport
 from pyramidvit.data.masks import MaskData, read_mask_data
 from pyramidvit.draw import annotate_segmentation, confusion_picture
 from pyramidvit.metrics import SegmentationMetric, SegmentationResult
-from pyramidvit.models.semantic_fpn import SemanticFPN, SemanticFPNOutputs, label_maps, losses
+from pyramidvit.models.semantic_fpn import SemanticFPN, SemanticFPNOutputs, label_maps, logits_at_input_size, losses
 from pyramidvit.tasks import Headline, Summary
 from pyramidvit.tasks.dense import DenseTask
 from pyramidvit.tasks.heads import semantic_fpn_config
 from pyramidvit.tasks.pictures import read_options
+from pyramidvit.tiling import Window, stitch_labels
 from pyramidvit.types import Batch, MaskTarget, Picture, Section, SegMap
 
 
@@ -55,6 +58,24 @@ class SegmentTask(DenseTask):
         """The best class of every pixel of the original pictures."""
         maps = label_maps(outputs, batch.valid, batch.sizes)
         return [SegMap(path, self.classes, labels.cpu()) for path, labels in zip(batch.paths, maps, strict=True)]
+
+    def answers(self, outputs: SemanticFPNOutputs, batch: Batch) -> list[Tensor]:
+        """Probabilities (K, H, W) in the original pictures."""
+        inside = logits_at_input_size(outputs, batch.valid)
+        return [
+            F.interpolate(logits[None], size, mode="bilinear")[0].softmax(0).cpu() for logits, size in zip(inside, batch.sizes, strict=True)
+        ]
+
+    def mirrored(self, answer: Tensor) -> Tensor:
+        return answer.flip(-1)
+
+    def combine(self, answers: Sequence[Tensor]) -> Tensor:
+        """The mean."""
+        return answers[0] if len(answers) == 1 else torch.stack(list(answers)).mean(0)
+
+    def join(self, path: str, size: tuple[int, int], windows: Sequence[Window], answers: Iterable[Tensor]) -> SegMap:
+        """Blended across seams."""
+        return SegMap(path, self.classes, stitch_labels(size, windows, answers))
 
     def metric(self) -> SegmentationMetric:
         return SegmentationMetric(self.classes)

@@ -47,4 +47,6 @@ def task_from_weights(path: Path, meta: WeightsMeta) -> Task:
         raise UserError(f"{path} was trained to {meta.head}, which this version does not know.")
     config = validate(meta.config, str(path))
     # The weights come from the file itself, so those that training started from are not needed.
-    return TASKS[meta.head](config.model_copy(update={"model": config.model.model_copy(update={"weights": None})}), meta.classes)
+    task = TASKS[meta.head](config.model_copy(update={"model": config.model.model_copy(update={"weights": None})}), meta.classes)
+    task.measured = meta.metrics
+    return task

@@ -1,17 +1,43 @@
 """`pyramidvit predict`: what is on pictures."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
+from cyclopts import Parameter
+from PIL import Image
 from rich.console import Console
 
 from pyramidvit import predict as predicting
+from pyramidvit.coco_results import write_coco_document
+from pyramidvit.config import Section
+from pyramidvit.draw import encode_png
 from pyramidvit.errors import UserError
+from pyramidvit.files import write_bytes
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
-from pyramidvit.types import BadSample
+from pyramidvit.tasks.detect import DetectTask
+from pyramidvit.tasks.segment import SegmentTask
+from pyramidvit.types import BadSample, Detections, SegMap
 from pyramidvit.verbs import BatchSize, Json, TopK, print_json
+from pyramidvit.views import Views
+
+
+@Parameter(name="*", group="Several looks, for segmentation and detection")
+class Looks(Section):
+    """How often and at what the network looks."""
+
+    tile: int | None = None
+    """Look at large pictures in tiles of so many pixels, best the size of the training pictures."""
+    overlap: float = 0.25
+    """Share of a tile that it has in common with the next one."""
+    flip: Annotated[bool, Parameter(negative="")] = False
+    """Look at the mirrored picture too."""
+    scales: Annotated[tuple[float, ...], Parameter(consume_multiple=1)] = (1.0,)
+    """Look at several sizes, as factors."""
 
 
 def predict(
@@ -21,6 +47,10 @@ def predict(
     top: TopK = 5,
     batch_size: BatchSize = 8,
     device: Device = "auto",
+    looks: Looks | None = None,
+    min_score: float | None = None,
+    coco: Path | None = None,
+    labels: Path | None = None,
     json: Json = False,
 ) -> int:
     """Say what is on pictures, and write each one with its prediction on it.
@@ -32,27 +62,56 @@ def predict(
         top: Classes to name per picture.
         batch_size: Pictures per step.
         device: Where to compute.
+        min_score: Detection: leave out what has a lower score; pictures show what is above the best score of the evaluation.
+        coco: Detection: write one COCO json of all pictures to this file.
+        labels: Segmentation: folder for label maps, PNG files whose values are class numbers.
         json: Print one JSON object per line and write no pictures.
     """
     if not pictures:
         raise UserError("Give pictures to look at: pyramidvit predict RUN photo.jpg (folders and patterns work too).")
-    predictor = predicting.load(run, device=device, batch_size=batch_size)
+    views = Views(**(looks or Looks()).model_dump())
+    predictor = predicting.load(run, device=device, batch_size=batch_size, views=views)
+    for flag, kind, value in (("--coco", DetectTask, coco), ("--min-score", DetectTask, min_score), ("--labels", SegmentTask, labels)):
+        if value is not None and not isinstance(predictor.task, kind):
+            raise UserError(f"{flag} is for {kind.title.lower()}; these weights are for: {predictor.task.title.lower()}.")
     folder = out or (RunFolder.open(run).predictions if run.is_dir() else Path("predictions"))
-    console, errors = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
-    failed = 0
-    names = _free_names(folder)
+    failed, found, names, label_names = 0, list[Detections](), _free_names(folder), _free_names(labels or folder)
     for result in predictor.stream(predicting.find_pictures(pictures)):
         if isinstance(result, BadSample):
             failed += 1
-            if json:
-                print_json({"path": result.path, "error": result.reason})
-            errors.print(f"error: {result.path}: {result.reason}", markup=False)
-        elif json:
+            _complain(result, json)
+            continue
+        if min_score is not None:
+            result = replace(result, prediction=result.prediction.above(min_score))
+        found += [result.prediction] if coco else []
+        if labels is not None:
+            _write_labels(label_names(result.prediction.path), result.prediction)
+        if json:
             print_json(result.prediction.to_json(top))
         else:
             saved = result.save(names(result.prediction.path))
-            console.print(f"{result.prediction.path}: {result.prediction.text(top)}  → {saved}", markup=False)
+            _console().print(f"{result.prediction.path}: {result.text(top)}  → {saved}", markup=False)
+    if coco is not None:
+        predicting.make_folder(coco.parent)
+        write_coco_document(coco, found)
     return 2 if failed else 0
+
+
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def _complain(bad: BadSample, json: bool) -> None:
+    if json:
+        print_json({"path": bad.path, "error": bad.reason})
+    _console(stderr=True).print(f"error: {bad.path}: {bad.reason}", markup=False)
+
+
+def _write_labels(path: Path, prediction: SegMap) -> None:
+    """A label map as a PNG file whose values are class numbers."""
+    predicting.make_folder(path.parent)
+    array = prediction.labels.numpy()
+    write_bytes(path, encode_png(Image.fromarray(array if array.dtype == np.uint8 else array.astype(np.uint16))))
 
 
 def _free_names(folder: Path) -> Callable[[str], Path]:
