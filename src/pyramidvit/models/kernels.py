@@ -60,13 +60,13 @@ def conv_gelu(x: Float[Tensor, "B C H W"], conv: nn.Conv2d) -> Float[Tensor, "B 
 def has_onednn(x: Tensor) -> bool:
     """Whether oneDNN's own operators may take ``x``: eager float32 on the CPU, and nobody counts, traces or transforms operators."""
     return (
-        type(x) is Tensor
+        not torch.compiler.is_compiling()  # first: the compiler can't follow the rest
+        and type(x) is Tensor
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore[reportAttributeAccessIssue]  # torch.func
         and torch._C._len_torch_dispatch_stack() == 0  # operation counters and the like
