@@ -10,16 +10,16 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from pyramidvit.config import DenseConfig
 from pyramidvit.data.anchor_fit import Anchors, fit_anchors
 from pyramidvit.data.boxes import read_box_data
 from pyramidvit.data.dense_check import check_box_data, check_mask_data
-from pyramidvit.data.dense_transforms import DenseAugment
 from pyramidvit.data.findings import CheckReport, Finding, render
 from pyramidvit.data.image import ReadOptions
 from pyramidvit.data.masks import read_mask_data
 
 SIDE = 64
-SAME_SIZE = DenseAugment(short=SIDE, long=SIDE)
+SAME_SIZE = DenseConfig(short=SIDE, long=SIDE)
 
 
 def picture(path: Path, seed: int, width: int = SIDE, height: int = SIDE) -> None:
@@ -144,7 +144,7 @@ def test_objects_that_no_anchor_reaches_are_counted_and_anchors_proposed(root: P
     assert proposed["reached"] == 1
     assert 6 / 8 / 1.5 < proposed["scale"] < 6 / 8 * 1.5
     assert report.facts["anchors"]["present"]["reached"] == 0
-    larger = check(root, view=DenseAugment(short=512, long=512))
+    larger = check(root, view=DenseConfig(short=512, long=512))
     assert larger.facts["anchors"]["present"]["reached"] == 1
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pyramidvit.config import DenseConfig, validate
 from pyramidvit.data.dense_targets import IGNORE, crop_target, flip_target, one_class_rules, resize_target
-from pyramidvit.data.dense_transforms import DenseAugment, distort, eval_transform, kept_size, train_transform
+from pyramidvit.data.dense_transforms import distort, eval_transform, kept_size, train_transform
 from pyramidvit.errors import UserError
 from pyramidvit.geometry import masks_to_boxes
 from pyramidvit.types import BoxTarget, MaskTarget, Preprocess, Sample
@@ -41,13 +42,13 @@ def found(image: torch.Tensor, number: int) -> torch.Tensor:
 
 
 RECIPES = {
-    "plain": DenseAugment(short=64, long=200, hflip=0),
-    "flips": DenseAugment(short=64, long=200, hflip=0.5, vflip=0.5),
-    "larger": DenseAugment(short=151, long=1000),
-    "fixed": DenseAugment(resize="fixed", size=(96, 130)),
-    "jitter and crop": DenseAugment(short=64, long=200, scale=(0.7, 2.0), crop=(60, 60), vflip=0.5),
-    "shorts": DenseAugment(shorts=(64, 96, 128), long=1333),
-    "crop first": DenseAugment(shorts=(64, 96), long=200, crop_first=0.7, crop_shorts=(80, 120), crop_sides=(40, 70)),
+    "plain": DenseConfig(short=64, long=200, flip_x=0),
+    "flips": DenseConfig(short=64, long=200, flip_x=0.5, flip_y=0.5),
+    "larger": DenseConfig(short=151, long=1000),
+    "fixed": DenseConfig(resize="fixed", input_size=(96, 130)),
+    "jitter and crop": DenseConfig(short=64, long=200, scale=(0.7, 2.0), random_crop=(60, 60), flip_y=0.5),
+    "shorts": DenseConfig(shorts=(64, 96, 128), long=1333),
+    "crop first": DenseConfig(shorts=(64, 96), long=200, crop_first=0.7, crop_shorts=(80, 120), crop_sides=(40, 70)),
 }
 
 
@@ -178,20 +179,20 @@ def test_sizes_are_those_of_the_published_detectors(size: tuple[int, int], resul
 
 def test_evaluation_resizes_the_picture_alone() -> None:
     sample = painted()
-    seen = eval_transform(DenseAugment(short=96, long=1333), PLAIN)(sample)
+    seen = eval_transform(DenseConfig(short=96, long=1333), PLAIN)(sample)
     assert seen.image.shape == (3, 96, 150)
     assert seen.target is sample.target
     assert seen.size == (64, 100)
-    upwards = eval_transform(DenseAugment(short=96, long=1333, multiple=32), PLAIN)(sample)
+    upwards = eval_transform(DenseConfig(short=96, long=1333, multiple=32), PLAIN)(sample)
     assert upwards.image.shape == (3, 96, 160)
-    fixed = eval_transform(DenseAugment(resize="fixed", size=(64, 64), scale=(0.5, 2), crop=(32, 32)), PLAIN)(sample)
+    fixed = eval_transform(DenseConfig(resize="fixed", input_size=(64, 64), scale=(0.5, 2), random_crop=(32, 32)), PLAIN)(sample)
     assert fixed.image.shape == (3, 64, 64)
 
 
 def test_small_pictures_are_padded_to_the_crop() -> None:
     """Zeros after normalising, ignored in the label map, nothing in masks of objects."""
     grey = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    augment = DenseAugment(short=64, long=100, crop=(96, 128), hflip=0)
+    augment = DenseConfig(short=64, long=100, random_crop=(96, 128), flip_x=0)
     labels = train_transform(augment, grey)(as_labels(painted()))
     assert isinstance(labels.target, MaskTarget)
     assert labels.image.shape == (3, 96, 128)
@@ -213,7 +214,7 @@ def test_crops_that_one_class_rules_are_drawn_again() -> None:
     sample = Sample(torch.zeros(3, 64, 64, dtype=torch.uint8), MaskTarget(labels), "a", (64, 64))
     shares = {}
     for limit in (1.0, 0.75):
-        augment = DenseAugment(short=64, long=64, crop=(32, 32), most_of_one=limit)
+        augment = DenseConfig(short=64, long=64, random_crop=(32, 32), most_of_one=limit)
         targets = []
         for seed in range(40):
             torch.manual_seed(seed)
@@ -242,7 +243,7 @@ def test_distortion_stays_in_range_and_changes_pictures(channels: int, dtype: to
 
 def test_the_same_seed_gives_the_same_view_and_another_another() -> None:
     """Of torch's global generator, which the loader seeds."""
-    transform = train_transform(replace(RECIPES["jitter and crop"], distort=True), PLAIN)
+    transform = train_transform(RECIPES["jitter and crop"].model_copy(update={"distort": True}), PLAIN)
     views = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -262,17 +263,17 @@ def test_the_sample_that_went_in_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"short": 16}, "at least 32 pixels, got 16"),
-        ({"scale": (2.0, 1.0)}, "scale needs two numbers"),
-        ({"hflip": 1.5}, "hflip is a share"),
-        ({"multiple": 0}, "multiple must be at least 1"),
+        ({"short": 16}, "dense.short: .* greater than or equal to 32, got 16"),
+        ({"scale": (2.0, 1.0)}, "dense.scale: the first value must not be above the second"),
+        ({"flip_x": 1.5}, "dense.flip_x: .* less than or equal to 1"),
+        ({"multiple": 0}, "dense.multiple: .* greater than or equal to 1"),
     ],
 )
 def test_wrong_settings_are_explained(settings: dict, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        DenseAugment(**settings)
+        validate({"dense": settings}, "a test")
 
 
 def test_a_picture_of_other_channels_is_refused() -> None:
     with pytest.raises(UserError, match="has 3 channels, but mean and std have 4"):
-        train_transform(DenseAugment(), Preprocess.for_channels(4))(painted())
+        train_transform(DenseConfig(), Preprocess.for_channels(4))(painted())

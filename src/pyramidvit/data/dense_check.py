@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pyramidvit.config import DenseConfig
 from pyramidvit.data.anchor_fit import AnchorFit, Anchors, fit_anchors
 from pyramidvit.data.box_items import BoxItem
 from pyramidvit.data.boxes import BoxData
-from pyramidvit.data.dense_transforms import DenseAugment, kept_size
+from pyramidvit.data.dense_transforms import kept_size
 from pyramidvit.data.file_check import Entry, Facts, examine_files, file_findings
 from pyramidvit.data.findings import CheckReport, Finding, Level, class_findings, most_serious_first, number_of
 from pyramidvit.data.folders import SUFFIXES
@@ -30,7 +31,7 @@ def check_box_data(
     data: BoxData,
     options: ReadOptions,
     *,
-    view: DenseAugment | None = None,
+    view: DenseConfig | None = None,
     anchors: Anchors | None = None,
     workers: int | None = None,
     on_progress: Progress = None,
@@ -49,7 +50,7 @@ def check_box_data(
     entries = [Entry(split, item.path, item.digest(), _size_check(item)) for split, item in items]
     tally = examine_files(entries, data.root, options, workers=workers, on_file=on_file, on_progress=on_progress)
     counts = {split: _counts(data.classes, [item.labels for item in items]) for split, items in data.splits.items()}
-    fit = fit_anchors(_boxes_in_view(data.splits["train"], view or DenseAugment()), anchors or Anchors())
+    fit = fit_anchors(_boxes_in_view(data.splits["train"], view or DenseConfig()), anchors or Anchors())
     findings = [*data.findings, *_split_findings(data.splits), *class_findings(counts, "objects"), *_object_findings(data), *_anchors(fit)]
     if wrong:
         text = f"{number_of(len(wrong), 'picture has', 'pictures have')} another size than the annotations say: mend them."
@@ -148,12 +149,12 @@ def _object_findings(data: BoxData) -> Iterator[Finding]:
         yield Finding("note", "crowds", f"{number_of(crowds, 'crowd', 'crowds')}, neither learned nor counted as missed.")
 
 
-def _boxes_in_view(items: tuple[BoxItem, ...], view: DenseAugment) -> np.ndarray:
+def _boxes_in_view(items: tuple[BoxItem, ...], view: DenseConfig) -> np.ndarray:
     """Boxes (N, 4) of single objects, in pixels of the network's input."""
     boxes: list[np.ndarray] = []
     for item in items:
         if item.size is not None:
-            size = view.size if view.resize == "fixed" else kept_size(item.size, view.short, view.long)
+            size = view.input_size if view.resize == "fixed" else kept_size(item.size, view.short, view.long)
             y, x = size[0] / item.size[0], size[1] / item.size[1]
             boxes.append(item.boxes[~item.crowd] * (x, y, x, y))
     return np.concatenate(boxes) if boxes else np.zeros((0, 4))

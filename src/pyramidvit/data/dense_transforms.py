@@ -7,13 +7,13 @@ seeds for each picture. Shapes: N objects, C channels, H W pixels; images are (C
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from pyramidvit.config import DenseConfig
 from pyramidvit.data.dense_targets import (
     Size,
     crop_target,
@@ -24,7 +24,6 @@ from pyramidvit.data.dense_targets import (
     resize_target,
 )
 from pyramidvit.data.transforms import Transform, checked, normalize
-from pyramidvit.errors import UserError
 from pyramidvit.types import Preprocess, Sample, Target
 
 _SHORTEST = 32
@@ -32,77 +31,19 @@ _SHORTEST = 32
 _CROP_TRIES = 10
 
 
-@dataclass(frozen=True)
-class DenseAugment:
-    """How pictures become inputs for dense prediction; the defaults are those of the published detectors, without distortion."""
-
-    resize: Literal["keep", "fixed"] = "keep"
-    """keep: the largest size of the picture's shape that fits `short` and `long`. fixed: exactly `size`, whatever the shape."""
-    short: int = 800
-    """keep: largest short side."""
-    long: int = 1333
-    """keep: largest long side."""
-    size: Size = (512, 512)
-    """fixed: (height, width)."""
-    multiple: int = 1
-    """Evaluation: sides are rounded up to a multiple of this, by resizing; the published segmentors use 32."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How pictures are resized."""
-    antialias: bool = False
-    """Average over pixels that shrinking would skip. The published networks saw pictures without."""
-    shorts: tuple[int, ...] = ()
-    """Training: short sides to draw from, in place of `short`."""
-    scale: tuple[float, float] = (1.0, 1.0)
-    """Training: range of the factor on the resized picture; 0.5 to 2 in the published segmentors."""
-    crop_first: float = 0.0
-    """Training: probability to cut a piece out of the picture, at one of `crop_shorts`, before it is resized; 0.5 in the 3x detectors."""
-    crop_shorts: tuple[int, ...] = (400, 500, 600)
-    """Short sides at which that piece is cut, without limit for the long side."""
-    crop_sides: tuple[int, int] = (384, 600)
-    """Smallest and largest side of that piece."""
-    crop: Size | None = None
-    """Training: (height, width) of a random crop after resizing; smaller pictures are padded to it on the right and below."""
-    most_of_one: float = 1.0
-    """Training, label maps: crops in which one class has a larger share of the labelled pixels are drawn again, up to ten times."""
-    hflip: float = 0.5
-    """Training: probability of a left-right flip."""
-    vflip: float = 0.0
-    """Training: probability of an up-down flip."""
-    distort: bool = False
-    """Training: brightness, contrast, saturation and hue, each with probability one half."""
-
-    def __post_init__(self) -> None:
-        sides = (self.short, self.long, *self.size, *self.shorts, *(self.crop or ()), *self.crop_shorts, *self.crop_sides)
-        if min(sides) < _SHORTEST:
-            raise UserError(f"Sides of inputs and crops must have at least {_SHORTEST} pixels, got {min(sides)}.")
-        for name, (low, high) in (("scale", self.scale), ("crop_sides", self.crop_sides)):
-            if not 0 < low <= high:
-                raise UserError(f"{name} needs two numbers above 0, the first not above the second; got {low} and {high}.")
-        for name, value in (
-            ("hflip", self.hflip),
-            ("vflip", self.vflip),
-            ("crop_first", self.crop_first),
-            ("most_of_one", self.most_of_one),
-        ):
-            if not 0 <= value <= 1:
-                raise UserError(f"{name} is a share from 0 to 1, got {value}.")
-        if self.multiple < 1:
-            raise UserError(f"multiple must be at least 1, got {self.multiple}.")
-
-
-def train_transform(augment: DenseAugment, preprocess: Preprocess) -> Transform:
+def train_transform(augment: DenseConfig, preprocess: Preprocess) -> Transform:
     """A random view, float32, normalised; its target (BoxTarget or MaskTarget) in pixels of the view."""
     return _TrainTransform(augment, preprocess)
 
 
-def eval_transform(augment: DenseAugment, preprocess: Preprocess) -> Transform:
+def eval_transform(augment: DenseConfig, preprocess: Preprocess) -> Transform:
     """The whole picture, resized, float32, normalised; the target stays in pixels of the original."""
     return _EvalTransform(augment, preprocess)
 
 
 @dataclass(frozen=True)
 class _TrainTransform:
-    augment: DenseAugment
+    augment: DenseConfig
     preprocess: Preprocess
 
     def __call__(self, sample: Sample) -> Sample:
@@ -112,16 +53,16 @@ class _TrainTransform:
             view = view.resized(kept_size(view.size, _choose(augment.crop_shorts), None))
             view = view.cropped([_between(*(min(side, limit) for limit in augment.crop_sides)) for side in view.size])
         view = view.resized(self._size(view.size))
-        if augment.crop is not None:
-            view = self._crop(view, augment.crop)
-        for probability, axis in ((augment.hflip, -1), (augment.vflip, -2)):
+        if augment.random_crop is not None:
+            view = self._crop(view, augment.random_crop)
+        for probability, axis in ((augment.flip_x, -1), (augment.flip_y, -2)):
             if torch.rand(()) < probability:
                 view = view.flipped(axis)
         image = distort(view.image) if augment.distort else view.image
         image = normalize(image, self.preprocess)
         target = present(view.target)
-        if augment.crop is not None:
-            image, target = _pad(image, target, augment.crop)
+        if augment.random_crop is not None:
+            image, target = _pad(image, target, augment.random_crop)
         return replace(sample, image=image, target=target)
 
     def _size(self, size: Size) -> Size:
@@ -129,7 +70,7 @@ class _TrainTransform:
         low, high = augment.scale
         factor = low + (high - low) * float(torch.rand(())) if low < high else low
         if augment.resize == "fixed":
-            return _at_least(augment.size[0] * factor), _at_least(augment.size[1] * factor)
+            return _at_least(augment.input_size[0] * factor), _at_least(augment.input_size[1] * factor)
         short = _choose(augment.shorts) if augment.shorts else augment.short
         return kept_size(size, short * factor, augment.long * factor)
 
@@ -144,14 +85,14 @@ class _TrainTransform:
 
 @dataclass(frozen=True)
 class _EvalTransform:
-    augment: DenseAugment
+    augment: DenseConfig
     preprocess: Preprocess
 
     def __call__(self, sample: Sample) -> Sample:
         augment = self.augment
         image = checked(sample, self.preprocess)
         height, width = image.shape[-2:]
-        size = augment.size if augment.resize == "fixed" else kept_size((height, width), augment.short, augment.long)
+        size = augment.input_size if augment.resize == "fixed" else kept_size((height, width), augment.short, augment.long)
         size = (-(-size[0] // augment.multiple) * augment.multiple, -(-size[1] // augment.multiple) * augment.multiple)
         return replace(sample, image=normalize(_resize(image, size, augment), self.preprocess))
 
@@ -162,7 +103,7 @@ class _View:
 
     image: Tensor
     target: Target | None
-    augment: DenseAugment
+    augment: DenseConfig
 
     @property
     def size(self) -> Size:
@@ -222,10 +163,10 @@ def _pad(image: Tensor, target: Target | None, size: Size) -> tuple[Tensor, Targ
     return nn.functional.pad(image, margins), pad_target(target, margins)
 
 
-def _resize(image: Tensor, size: Size, augment: DenseAugment) -> Tensor:
+def _resize(image: Tensor, size: Size, augment: DenseConfig) -> Tensor:
     if (image.shape[-2], image.shape[-1]) == size:
         return image
-    image = F.resize(image, list(size), interpolation=v2.InterpolationMode(augment.interpolation), antialias=augment.antialias)
+    image = F.resize(image, list(size), interpolation=v2.InterpolationMode(augment.resampling), antialias=augment.antialias)
     return image if image.dtype == torch.uint8 else image.clamp_(0, 1)
 
 

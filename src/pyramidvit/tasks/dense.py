@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from pyramidvit.config import RunConfig
-from pyramidvit.data.dense_transforms import DenseAugment, eval_transform, train_transform
+from pyramidvit.data.dense_transforms import eval_transform, train_transform
 from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.draw import encode_png
 from pyramidvit.models import create_model
@@ -31,8 +31,8 @@ class DenseTask(PictureTask):
         self.preprocess = replace(self.preprocess, size=size, crop=1.0, interpolation=view.resampling)
 
     def transform(self, training: bool) -> Callable[[Sample], Sample]:
-        augment = view_of(self.config)
-        return train_transform(augment, self.preprocess) if training else eval_transform(augment, self.preprocess)
+        view = self.config.dense
+        return train_transform(view, self.preprocess) if training else eval_transform(view, self.preprocess)
 
     def model(self) -> nn.Module:
         settings = self.config.model
@@ -44,10 +44,10 @@ class DenseTask(PictureTask):
 
     def view_at(self, factor: float) -> Callable[[Sample], Sample]:
         """The transform of evaluation at another size."""
-        view = view_of(self.config)
-        height, width = (max(round(side * factor), 32) for side in view.size)
-        view = replace(view, short=round(view.short * factor), long=round(view.long * factor), size=(height, width))
-        return eval_transform(view, self.preprocess)
+        view = self.config.dense
+        height, width = (max(round(side * factor), 32) for side in view.input_size)
+        sizes = {"short": round(view.short * factor), "long": round(view.long * factor), "input_size": (height, width)}
+        return eval_transform(view.model_copy(update=sizes), self.preprocess)
 
     def answers(self, outputs: Any, batch: Batch) -> Sequence[Any]:
         """What the network says about each picture, in a form that can be mirrored, combined with other looks, and joined."""
@@ -79,10 +79,3 @@ class DenseTask(PictureTask):
                 continue  # it has gone since it was measured; the tables still count it
             pictures.append(Picture(encode_png(drawn(image))))
         return (Section("Worst pictures", text, pictures=tuple(pictures), small=True),) if pictures else ()
-
-
-def view_of(config: RunConfig) -> DenseAugment:
-    """How pictures become inputs under these settings."""
-    settings = config.dense.model_dump()
-    names = {"input_size": "size", "resampling": "interpolation", "random_crop": "crop", "flip_x": "hflip", "flip_y": "vflip"}
-    return DenseAugment(**{names.get(name, name): value for name, value in settings.items()})

@@ -23,7 +23,7 @@ from pyramidvit.models import mask_rcnn, retinanet
 from pyramidvit.models.found import Found
 from pyramidvit.models.masks import THRESHOLD, paste_windows
 from pyramidvit.tasks import Headline, Summary
-from pyramidvit.tasks.dense import DenseTask, view_of
+from pyramidvit.tasks.dense import DenseTask
 from pyramidvit.tasks.heads import mask_rcnn_config, retinanet_config
 from pyramidvit.tasks.pictures import read_options
 from pyramidvit.tiling import Window, merge_detections
@@ -62,8 +62,8 @@ class DetectTask(DenseTask):
     @classmethod
     def check_data(cls, root: Path, config: RunConfig) -> CheckReport:
         """Pictures and objects, and whether the anchors of the settings reach them."""
-        data, view = cls._read(root, config, strict=False), view_of(config)
-        return check_box_data(data, read_options(config), view=view, anchors=cls.anchors(config), workers=config.data.workers)
+        data = cls._read(root, config, strict=False)
+        return check_box_data(data, read_options(config), view=config.dense, anchors=cls.anchors(config), workers=config.data.workers)
 
     @classmethod
     def anchors(cls, config: RunConfig) -> Anchors:
