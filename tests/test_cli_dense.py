@@ -135,6 +135,23 @@ def test_data_that_can_teach_several_things_asks_for_the_task(data, capsys):
     assert "--task instances" in said
 
 
+def test_binary_masks_are_read_by_an_explicit_map(tmp_path, capsys):
+    """0 and 255: without a map 255 is no label, and nothing would be learned."""
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    for index in range(4):
+        Image.new("RGB", (40, 40), (40 * index, 9, 9)).save(tmp_path / "images" / f"{index}.png")
+        mask = np.zeros((40, 40), np.uint8)
+        mask[index:20] = 255
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{index}.png")
+    assert run("check", tmp_path) == 2
+    assert "--mask-map 255:1" in " ".join(capsys.readouterr().out.split())
+    assert run("check", tmp_path, "--mask-map", "255:1", "--class-names", "soil", "leaf") == 0
+    assert "leaf" in capsys.readouterr().out
+    assert run("check", tmp_path, "--mask-map", "255") == 2
+    assert "255:1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_check_looks_at_every_kind_of_data(task, data, capsys):
     assert run("check", data[task], "--task", task, "--json") == 0

@@ -8,11 +8,22 @@ import yaml
 from pydantic import ValidationError
 
 from pyramidvit.config.base import PerChannel, Section, Size, parse_size, show_size
-from pyramidvit.config.sections import AugmentConfig, DataConfig, DenseConfig, HeadConfig, LoopConfig, ModelConfig, OptimConfig, RunConfig
+from pyramidvit.config.sections import (
+    AugmentConfig,
+    ClipConfig,
+    DataConfig,
+    DenseConfig,
+    HeadConfig,
+    LoopConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+)
 from pyramidvit.errors import UserError
 
 __all__ = [
     "AugmentConfig",
+    "ClipConfig",
     "DataConfig",
     "DenseConfig",
     "HeadConfig",
@@ -98,7 +109,7 @@ def read_sources(path: Path) -> Sources:
 def to_yaml(config: RunConfig, sources: Sources) -> str:
     """The resolved settings as YAML, each with its help above it and its source behind it."""
     lines = [f"task: {config.task}"]
-    for section_name in ("data", "model", "head", "augment", "dense", "optim", "loop"):
+    for section_name in ("data", "model", "head", "augment", "dense", "clip", "optim", "loop"):
         section: Section = getattr(config, section_name)
         lines.append(f"{section_name}:")
         for key, value in section.model_dump(mode="json").items():

@@ -38,6 +38,17 @@ Size = Annotated[
 ]
 
 
+def parse_value_map(value: Any) -> Any:
+    """'255:1' → '255:1', with both values from 0 to 255."""
+    match = re.fullmatch(r"(\d+):(\d+)", str(value))
+    if not match or max(int(match[1]), int(match[2])) > 255:
+        raise PydanticCustomError("value_map", "expected value:class with numbers from 0 to 255, such as 255:1")
+    return value
+
+
+ValueMap = Annotated[str, BeforeValidator(parse_value_map), Parameter(metavar="VALUE:CLASS")]
+
+
 def in_order(pair: tuple[float, float]) -> tuple[float, float]:
     """The pair, if the first value is not above the second."""
     if pair[0] > pair[1]:

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from pydantic import AfterValidator, Field
 
-from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Side, Size, in_order, rising
+from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Side, Size, ValueMap, in_order, rising
 
-TaskName = Literal["classify", "segment", "detect", "instances"]
+TaskName = Literal["classify", "segment", "detect", "instances", "video"]
 
 
 @Parameter(name="*", group="Data")
@@ -34,6 +34,10 @@ class DataConfig(Section):
     """Processes that read pictures; chosen from the number of cores if not given."""
     on_bad_box: Literal["error", "fix", "drop"] = "error"
     """What to do with boxes that are empty, inverted or reach out of the picture: refuse the data, mend what can be, or leave them out."""
+    class_names: Annotated[tuple[str, ...] | None, PerChannel] = None
+    """Segmentation: names of the masks' values in order; from class_names.json, classes.txt or the like if not given."""
+    mask_map: Annotated[tuple[ValueMap, ...], PerChannel] = ()
+    """Segmentation: what values of the masks mean, such as 255:1 where 255 is the class number 1, or 7:255 where 7 is no label."""
     reduce_zero_label: bool = False
     """Segmentation: value 0 of the masks is no class; 1 is the first one (as ADE20K has it)."""
 
@@ -166,14 +170,46 @@ class DenseConfig(Section):
     """Training: brightness, contrast, saturation and hue, each with probability one half."""
 
 
+@Parameter(name="*", group="Clips")
+class ClipConfig(Section):
+    frames: Count = 16
+    """Frames that the network sees of a clip."""
+    stride: Count = 4
+    """Clips: from one of them to the next, at `fps`: 16 x 4 frames at 30 per second are 2.1 seconds."""
+    fps: Positive | None = 30.0
+    """Clips: frames per second that `stride` counts in, whatever the file has; null takes the file's own rate."""
+    segments: bool = False
+    """Clips: spread the frames over the whole video, one from each of equal parts, in place of `stride` and `fps`."""
+    short_clips: Literal["hold", "loop"] = "hold"
+    """After the end of a video shorter than its clip: hold its last frame, or begin again."""
+    clips: Count = 1
+    """Evaluation: clips per video, evenly spread; their probabilities are averaged. Published: 5 on Kinetics."""
+    crops: Literal[1, 3] = 1
+    """Evaluation: crops per clip, the centre, or both ends and the middle of the long side. Published: 3 on Something-Something."""
+    shuffle_frames: bool = False
+    """Clips: show frames in random order, which takes time away: what remains is what single frames tell."""
+    short_side: Count | None = None
+    """Clips: shrink larger frames to this short side while they are decoded, which saves time and memory."""
+    frame_rate: Positive = 30.0
+    """Clips: frames per second of folders of frames, which have no rate of their own."""
+    time_limit: Positive = 60.0
+    """Clips: seconds after which reading one is given up."""
+    reader: Literal["pyav", "torchcodec"] = "pyav"
+    """Clips: what decodes videos; both give the same frames, torchcodec needs its extra and FFmpeg on the system."""
+
+
 @Parameter(name="*", group="Optimiser")
 class OptimConfig(Section):
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """adamw, or sgd with Nesterov's momentum, as published for fine-tuning on Something-Something."""
+    momentum: Momentum = 0.9
+    """Momentum of sgd."""
     lr: Positive = 1e-3
     """Learning rate at the reference batch; it is scaled in proportion to the batch and the result is printed."""
     reference_batch: Count = 128
     """Batch that `lr` is stated for."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    """Weight decay of AdamW; biases, norms and other 1-D parameters have none."""
+    """Weight decay; biases, norms and other 1-D parameters have none."""
     decay_all: bool = False
     """Weight decay for biases, norms and other 1-D parameters too, as the published detectors were trained."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
@@ -245,5 +281,6 @@ class RunConfig(Section):
     head: HeadConfig = HeadConfig()
     augment: AugmentConfig = AugmentConfig()
     dense: DenseConfig = DenseConfig()
+    clip: ClipConfig = ClipConfig()
     optim: OptimConfig = OptimConfig()
     loop: LoopConfig = LoopConfig()
