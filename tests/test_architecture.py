@@ -17,7 +17,8 @@ LAYERS = [
     {"weights", "data.folders"},
     {"models", "data", "losses", "metrics", "draw", "tiling", "coco_results", "optim"},
     {"tasks"},
-    {"runs", "checkpoint", "runtime", "session", "plan", "step", "display", "report", "engine", "summary", "predict", "views", "bench"},
+    {"runs", "checkpoint", "runtime", "session", "plan", "step", "display", "report", "engine", "summary", "predict", "views", "bench"}
+    | {"timelines"},
     {"verbs"},
     {"cli", "__main__"},
 ]

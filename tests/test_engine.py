@@ -92,6 +92,7 @@ class TinyData:
     bad: frozenset[int] = frozenset()
     poison: frozenset[int] = frozenset()
     seconds: float = 0.0
+    views: int = 1
 
     @property
     def items(self) -> list[Item]:

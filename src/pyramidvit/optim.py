@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from pyramidvit.config import OptimConfig
+
 
 class Staged(Protocol):
     """What a model tells about its parameters; every model of ours does."""
@@ -23,7 +25,7 @@ class Staged(Protocol):
 
 
 def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0, decay_all: bool = False) -> list[dict[str, Any]]:
-    """Trainable parameters in groups for AdamW, each with its ``weight_decay`` and ``lr_scale``.
+    """Trainable parameters in groups for the optimiser, each with its ``weight_decay`` and ``lr_scale``.
 
     Biases, norms and other 1-D parameters have no weight decay, unless ``decay_all``. ``lr_scale`` is ``layer_decay`` to the power of the
     distance from the last layer, so the last layer has 1.
@@ -37,6 +39,13 @@ def param_groups(model: Staged, *, weight_decay: float, layer_decay: float = 1.0
         group = groups.setdefault((decay, scale), {"params": [], "weight_decay": decay, "lr_scale": scale})
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def make_optimizer(groups: list[dict[str, Any]], optim: OptimConfig) -> torch.optim.Optimizer:
+    """AdamW, or SGD with Nesterov's momentum, over what `param_groups` gave."""
+    if optim.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.momentum > 0, fused=True)
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 def scaled_lr(lr: float, batch: int, reference_batch: int) -> float:

@@ -1,7 +1,7 @@
 """From a run folder or a weights file to predictions on pictures, one at a time or streamed."""
 
 import glob
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,6 @@ from PIL import Image
 from torch import nn
 
 from pyramidvit import weights
-from pyramidvit.data.folders import SUFFIXES
 from pyramidvit.data.loader import collate
 from pyramidvit.draw import encode_png
 from pyramidvit.errors import BadFileError, UserError
@@ -22,24 +21,24 @@ from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device, make_accelerator
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.dense import DenseTask
-from pyramidvit.tasks.pictures import eight_bits
+from pyramidvit.tasks.pictures import eight_bits, pictures_in
 from pyramidvit.tasks.table import task_from_weights
-from pyramidvit.types import BadSample, Batch, Prediction, Sample
+from pyramidvit.types import BadSample, Batch, Film, Prediction, Sample
 from pyramidvit.views import WHOLE, Views, predict_views
 from pyramidvit.weights.source import obtain
 from pyramidvit.weights.zoo import ZOO
 
 Source = str | Path | np.ndarray
-"""A file, or an upright picture as an array (H, W, C) uint8, or float32 from 0 to 1."""
+"""A file, or an upright picture as an array (H, W, C) uint8, or float32 from 0 to 1; a clip as one (T, H, W, C) uint8."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the network says about one picture, and the picture itself, (H, W, C)."""
+    """What the network says about one picture or clip, and the picture itself, (H, W, C), or frames of the clip."""
 
     prediction: Any
     """A ``Prediction``; which one depends on the task."""
-    image: np.ndarray = field(repr=False)
+    image: np.ndarray | Film = field(repr=False)
     task: Task = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +50,7 @@ class Predicted:
 
     def draw(self) -> Image.Image:
         """The picture with the prediction on it."""
-        return self.task.draw(eight_bits(self.image), self.prediction)
+        return self.task.draw(self.image if isinstance(self.image, Film) else eight_bits(self.image), self.prediction)
 
     def save(self, path: str | Path) -> Path:
         """Write the annotated picture as a PNG file. UserError for a name that ends otherwise."""
@@ -113,7 +112,7 @@ class Predictor:
         prediction = predict_views(cast(DenseTask, self.task), self._forward, sample, self.views, self.batch_size)
         return Predicted(prediction, image, self.task)
 
-    def _read(self, source: Source) -> tuple[np.ndarray, Sample] | BadSample:
+    def _read(self, source: Source) -> tuple[Any, Sample] | BadSample:
         if not isinstance(source, str | Path | np.ndarray):
             got = type(source).__name__
             raise UserError(f"A picture is a path or an array (H, W, C), got {got}; np.asarray(picture) makes an array of most things.")
@@ -154,8 +153,8 @@ def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8, view
     return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size, views)
 
 
-def find_pictures(sources: Iterable[str]) -> list[Path]:
-    """Files from files, folders (pictures in them, at any depth, in name order) and patterns.
+def find_pictures(sources: Iterable[str], files_in: Callable[[Path], list[Path]] = pictures_in) -> list[Path]:
+    """Files from files, folders (what ``files_in`` finds in them) and patterns.
 
     UserError for a source that gives none. A file that does not exist is found out when it is read, like any other that can't be.
     """
@@ -163,13 +162,13 @@ def find_pictures(sources: Iterable[str]) -> list[Path]:
     for source in sources:
         path = Path(source)
         if path.is_dir() and source:
-            found = [p for p in sorted(path.rglob("*")) if p.suffix.lower() in SUFFIXES and not _hidden(p, path)]
+            found = files_in(path)
         elif path.exists() or (source and not glob.has_magic(source)):
             found = [path]
         else:
             found = [Path(p) for p in sorted(glob.glob(source, recursive=True)) if Path(p).is_file()]
         if not found:
-            raise UserError(f"{source!r} gives no pictures. Expected a file, a folder or a pattern such as 'photos/*.jpg'.")
+            raise UserError(f"{source!r} gives nothing to look at. Expected a file, a folder or a pattern such as 'photos/*.jpg'.")
         pictures += found
     return pictures
 
@@ -180,10 +179,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"Can't make the folder {path}: {error.strerror}. Choose another one.") from None
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def _no_weights(path: Path, file: Path) -> str:

@@ -23,6 +23,7 @@ from pyramidvit.optim import (
     freeze,
     learning_rate,
     load_optimizer_tensors,
+    make_optimizer,
     optimizer_tensors,
     param_groups,
     poly,
@@ -36,6 +37,7 @@ from pyramidvit.tasks import Task
 MAY_CHANGE = {
     "data": {"workers", "on_bad_sample", "max_bad_share"},
     "model": {"grad_checkpointing"},
+    "clip": {"time_limit", "reader"},
     "loop": {"device", "threads", "on_nonfinite", "save_every", "keep_checkpoints", "patience", "tensorboard"},
 }
 """Settings that a resumed run may have different: they change how it runs or when it gives up, not what it computes."""
@@ -169,7 +171,7 @@ def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int)
         model.set_grad_checkpointing(True)
     model.to(accelerator.device)
     groups = param_groups(model, weight_decay=optim.weight_decay, layer_decay=optim.layer_decay, decay_all=optim.decay_all)
-    optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    optimizer = make_optimizer(groups, optim)
     ema = Ema(model, loop.ema_decay) if loop.ema_decay else None
     world, rank = accelerator.num_processes, accelerator.process_index
     plan = EpochPlan(samples, loop.batch_size, seed=loop.seed, repeats=config.augment.repeats, rank=rank, world=world)

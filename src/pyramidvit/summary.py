@@ -52,6 +52,7 @@ def write_run_report(
     sources: Sources | None = None,
     notes: Sequence[str] = (),
     examples: Sequence[Predicted] = (),
+    sections: Sequence[Section] = (),
 ) -> Path:
     """report.html in ``folder``, with the curves of ``run`` where there is one; its plots are written beside it too."""
     task, summary = measured.task, measured.summary
@@ -61,8 +62,9 @@ def write_run_report(
     for name, data in plots.items():
         write_bytes(folder / "plots" / name, data)
     curves = (Section("Course of training", pictures=(Picture(plots["curves.png"]),)),) if rows else ()
-    sections = (
+    parts = (
         *curves,
+        *sections,
         *summary.sections,
         *_examples(examples),
         Section("Settings", tables=(settings_table(config, sources or {}),), folded=True),
@@ -77,7 +79,7 @@ def write_run_report(
         facts=summary.facts,
         notes=tuple(notes),
         skipped=measured.evaluation.skipped,
-        sections=sections,
+        sections=parts,
     )
     return write_report(folder, content)
 

@@ -26,7 +26,9 @@ from pyramidvit.data.stream import EARLY
 from pyramidvit.data.video import DEFAULTS as VIDEO_DEFAULTS
 from pyramidvit.data.video import VideoError, VideoInfo, VideoOptions, inspect_video, read_frames
 from pyramidvit.errors import UserError
-from pyramidvit.types import Sample
+from pyramidvit.types import Film, Sample, Target
+
+Times = np.ndarray | Callable[[float, float], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,37 @@ class ClipReader:
     clips: int = 1
 
     def __call__(self, item: LabelledFile) -> Sample:
-        array = self.read(item.path)
-        size = array.shape[1:3]
-        clip = torch.from_numpy(array).permute(3, 0, 1, 2)  # frames stay channels-last in memory, which resizing is fast on
-        return Sample(clip, item.target(size), str(item.path), size)
+        frames = self.read(item.path)
+        return as_sample(frames, item.path, item.target((frames.shape[1], frames.shape[2])))
 
     def read(self, path: str | Path) -> np.ndarray:
         """(T, H, W, C), or (clips * T, H, W, C)."""
-        times = self.sampling.random if self.training else partial(self.sampling.spread, clips=self.clips)
-        if os.path.isdir(path):
-            return _read_folder(Path(path), times, self.options)
-        return read_frames(path, times, self.options)
+        return read_clip(path, self.sampling.random if self.training else partial(self.sampling.spread, clips=self.clips), self.options)
+
+    def film(self, source: str | Path | np.ndarray) -> Film:
+        """What an evaluation sees of a clip, with the times; an array (T, H, W, C) has the frame rate of folders of frames."""
+        rate = self.options.frame_rate
+        if isinstance(source, np.ndarray):
+            duration, fps = len(source) / rate, rate
+        else:
+            info = inspect_clip(source, self.options)
+            duration, fps = info.duration, info.fps
+        times = self.sampling.spread(duration, fps, self.clips)
+        frames = source[_shown(times, len(source), rate)] if isinstance(source, np.ndarray) else read_clip(source, times, self.options)
+        return Film(frames, np.minimum(times, duration), duration)
+
+
+def read_clip(path: str | Path, times: Times, options: VideoOptions = VIDEO_DEFAULTS) -> np.ndarray:
+    """(T, H, W, C) of a video or a folder of frames at times in seconds, which may be a function of duration and frame rate."""
+    if os.path.isdir(path):
+        return _read_folder(Path(path), times, options)
+    return read_frames(path, times, options)
+
+
+def as_sample(frames: np.ndarray, path: str | Path, target: Target | None = None) -> Sample:
+    """Frames (T, H, W, C) as a sample (C, T, H, W); they stay channels-last in memory, which resizing is fast on."""
+    size = frames.shape[1], frames.shape[2]
+    return Sample(torch.from_numpy(frames).permute(3, 0, 1, 2), target, str(path), size)
 
 
 def inspect_clip(path: str | Path, options: VideoOptions = VIDEO_DEFAULTS) -> VideoInfo:
@@ -138,10 +160,15 @@ def frame_files(folder: str | Path) -> list[Path]:
     return [numbers[number] for number in order]
 
 
-def _read_folder(folder: Path, times: Callable[[float, float], np.ndarray], options: VideoOptions) -> np.ndarray:
+def _shown(times: np.ndarray, count: int, fps: float) -> np.ndarray:
+    """Which of ``count`` frames are on the screen at the given times, in a clip of constant rate."""
+    return np.floor((times + EARLY) * fps).astype(int).clip(0, count - 1)
+
+
+def _read_folder(folder: Path, times: Times, options: VideoOptions) -> np.ndarray:
     """The frames on the screen at the given times, as from a video of constant rate."""
     files, fps = frame_files(folder), options.frame_rate
-    chosen = np.floor((times(len(files) / fps, fps) + EARLY) * fps).astype(int).clip(0, len(files) - 1)
+    chosen = _shown(np.asarray(times(len(files) / fps, fps) if callable(times) else times), len(files), fps)
     wanted, position = np.unique(chosen, return_inverse=True)
     settings = ReadOptions(options.in_chans, orientation=options.orientation, max_pixels=options.max_pixels)
     frames = [read_image(files[number], settings) for number in wanted]

@@ -73,12 +73,20 @@ def read_clip_data(root: str | Path, *, val_share: float = 0.2, seed: int = 0, c
 
 
 def is_clip_data(root: str | Path) -> bool:
-    """Whether there are videos in a folder (among its first 10,000 entries) or a list; folders of frames look like pictures."""
+    """Whether there are videos in a folder (its first 10,000 entries) or a list (its first MiB); folders of frames look like pictures."""
     root = Path(root)
     if root.is_file():
-        text = root.read_text("utf-8-sig", "replace").lower()
+        with root.open(encoding="utf-8-sig", errors="replace") as file:
+            text = file.read(2**20).lower()
         return any(re.search(rf"{re.escape(suffix)}\b", text) for suffix in VIDEO_SUFFIXES - {".gif"})
     return any(path.suffix.lower() in VIDEO_SUFFIXES - {".gif"} for path in islice(root.rglob("*"), 10_000))
+
+
+def find_clips(folder: Path) -> list[Path]:
+    """The clips in a folder at any depth, in name order; a folder with pictures of its own and no videos is one."""
+    ignored: list[Path] = []
+    found = _clips(folder, ignored)
+    return found if found or not any(file.suffix.lower() in SUFFIXES for file in ignored) else [folder]
 
 
 def _lists(root: Path) -> dict[str, Path]:

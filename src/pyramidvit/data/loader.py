@@ -85,7 +85,11 @@ def training_batches(dataset: SampleDataset, plan: EpochPlan, *, start: int, sto
 
 
 def evaluation_batches(dataset: SampleDataset, batch_size: int, *, workers: int | None = None, rank: int = 0, world: int = 1) -> "Batches":
-    """Every sample once and in order; of ``world`` processes, each gets every world-th one. No padding: the last batch may be smaller."""
+    """Every sample once and in order; of ``world`` processes, each gets every world-th one. No padding: the last batch may be smaller.
+
+    Where samples hold several views, ``batch_size`` counts views, and a batch has at least one sample.
+    """
+    batch_size = max(batch_size // dataset.views, 1)
     indices = range(rank, len(dataset), world)
     chunks = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
     return Batches(dataset, _EvaluationPlan(chunks), range(len(chunks)), workers)

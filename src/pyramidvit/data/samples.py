@@ -53,6 +53,7 @@ class SampleDataset:
     """Labelled files, read and transformed when asked for.
 
     A file that can't be used raises BadFileError, or with ``on_bad_sample="skip"`` stands as a BadSample in the place of its sample.
+    ``views`` is how many network inputs a sample holds.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class SampleDataset:
         *,
         seed: int = 0,
         on_bad_sample: Literal["error", "skip"] = "error",
+        views: int = 1,
     ) -> None:
         self.items, self.read, self.transform, self.seed, self.on_bad_sample = items, read, transform, seed, on_bad_sample
+        self.views = views
 
     def __len__(self) -> int:
         return len(self.items)

@@ -13,7 +13,11 @@ from pyramidvit.types import ClassScores
 def annotate_classes(image: np.ndarray, scores: ClassScores, truth: str | None = None) -> Image.Image:
     """The picture over a caption: file name, the five best classes with their probabilities and, if known, the true class."""
     picture = shown(image)
-    width = max(picture.width, 384)
+    return stack(picture, class_panel(max(picture.width, 384), scores, truth))
+
+
+def class_panel(width: int, scores: ClassScores, truth: str | None = None) -> Image.Image:
+    """File name, the five best classes with their probabilities and, if known, the true class, ``width`` pixels wide."""
     unit = round(14 * min(max(width / 480, 1), 1.75))  # pixels of text; everything else follows
     rows = scores.top(5)
     if truth in scores.classes and truth not in dict(rows):
@@ -36,7 +40,7 @@ def annotate_classes(image: np.ndarray, scores: ClassScores, truth: str | None =
         if (end := bar_left + (bar_right - bar_left) * probability) >= bar_left + 1:
             draw.rounded_rectangle((*box[:2], end, box[3]), min(unit * 0.2, (end - bar_left) / 2), fill)
         write_line(draw, f"{probability:.1%}", (width - margin, y), unit, INK, 4 * unit, anchor="rm")
-    return stack(picture, panel)
+    return panel
 
 
 def contact_sheet(

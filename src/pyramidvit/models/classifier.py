@@ -1,5 +1,6 @@
-"""A backbone with a linear layer on its embedding. Shapes: B batch, D embedding, K classes."""
+"""A backbone with a linear layer on its embedding. Shapes: B batch, V views, D embedding, K classes."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -7,7 +8,10 @@ from pyramidvit.models.layers import Backbone, init_linear
 
 
 class Classifier(nn.Module):
-    """Pictures (B, C, H, W) or clips (B, C, T, H, W) → logits (B, K), in training and evaluation alike."""
+    """Pictures (B, C, H, W) or clips (B, C, T, H, W) → logits (B, K), in training and evaluation alike.
+
+    V views of each, as one more axis behind B, give logits (B, V, K); one view is in memory at a time.
+    """
 
     def __init__(self, backbone: Backbone, num_classes: int) -> None:
         super().__init__()
@@ -17,7 +21,9 @@ class Classifier(nn.Module):
         self.head.apply(init_linear)
         self.num_depths = backbone.num_depths + 1
 
-    def forward(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B K"]:
+    def forward(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B *V K"]:
+        if x.ndim == len(self.backbone.input_shape) + 2:
+            return torch.stack([self(view) for view in x.unbind(1)], 1)
         return self.head(self.dropout(self.backbone.embed(x)))
 
     def depth_of(self, parameter: str) -> int:

@@ -92,7 +92,7 @@ class Summary:
 
 
 class Task(Protocol):
-    """One way to learn from pictures: what is read, what is learned, what comes out.
+    """One way to learn from pictures or clips: what is read, what is learned, what comes out.
 
     ``model`` gives logits in training and evaluation alike; ``loss`` and ``predict`` are functions of (outputs, batch), so the network
     knows neither. Predictions are in pixels of the upright original file.
@@ -128,8 +128,17 @@ class Task(Protocol):
 
     def dataset(self, split: str) -> SampleDataset: ...
     def transform(self, training: bool) -> Callable[[Sample], Sample]: ...
-    def read(self, source: str | Path | np.ndarray) -> tuple[np.ndarray, Sample]:
-        """What to draw predictions on, (H, W, C), and an unlabelled sample; BadFileError when there is none."""
+    def read(self, source: str | Path | np.ndarray) -> tuple[Any, Sample]:
+        """What to draw predictions on, (H, W, C) or a ``Film``, and an unlabelled sample; BadFileError when there is none."""
+        ...
+
+    def files_in(self, folder: Path) -> list[Path]:
+        """What it can predict on in a folder, at any depth, in name order."""
+        ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one network input, batch left out."""
         ...
 
     def model(self) -> nn.Module: ...
@@ -142,5 +151,5 @@ class Task(Protocol):
         """What of a prediction is worth showing."""
         ...
 
-    def draw(self, image: np.ndarray, prediction: Any) -> Image.Image: ...
+    def draw(self, image: Any, prediction: Any) -> Image.Image: ...
     def weights_meta(self, metrics: Mapping[str, Any]) -> WeightsMeta: ...

@@ -13,10 +13,10 @@ from pyramidvit.config import RunConfig
 from pyramidvit.data.check import check_class_data
 from pyramidvit.data.findings import CheckReport
 from pyramidvit.data.folders import ClassData, read_class_data
-from pyramidvit.data.image import ImageError, read_image
+from pyramidvit.data.image import read_image
 from pyramidvit.data.transforms import eval_transform, mix_batch, train_transform
 from pyramidvit.draw import annotate_classes, confusion_picture, contact_sheet, encode_png
-from pyramidvit.errors import UserError
+from pyramidvit.errors import BadFileError, UserError
 from pyramidvit.losses import class_weights, classification_loss, soft_targets
 from pyramidvit.metrics import ClassificationMetric, ClassificationResult
 from pyramidvit.models import Classifier, create_model
@@ -31,6 +31,8 @@ class ClassifyTask(PictureTask):
     name = "classify"
     title = "Image classification"
     head = "head."
+    things = "pictures"
+    """What reports count."""
 
     def __init__(self, config: RunConfig, classes: Sequence[str], data: ClassData | None = None) -> None:
         super().__init__(config, classes, data)
@@ -59,11 +61,16 @@ class ClassifyTask(PictureTask):
         settings = self.config.model
         in_chans, rate = self.config.data.in_chans, settings.drop_path_rate
         model = create_model(settings.name, num_classes=len(self.classes), in_chans=in_chans, drop_path_rate=rate)
+        self.check_network(model)
         if settings.weights is not None:
             self.start_from(settings.weights, model)
-        if len(model.backbone.input_shape) != 3:
-            raise UserError(f"{settings.name} takes clips, and the data are pictures: choose a picture network (`pyramidvit models`).")
         return model
+
+    def check_network(self, model: Classifier) -> None:
+        """UserError when it takes something else than this task's data."""
+        if len(model.backbone.input_shape) != 3:
+            name = self.config.model.name
+            raise UserError(f"{name} takes clips, and the data are pictures: choose a picture network (`pyramidvit models`).")
 
     def mix(self, batch: Batch, generator: torch.Generator) -> Batch:
         return mix_batch(batch, self.config.augment, generator)
@@ -74,8 +81,9 @@ class ClassifyTask(PictureTask):
         return {"cross_entropy": classification_loss(outputs, soft, self.class_weights)}
 
     def predict(self, outputs: Tensor, batch: Batch) -> list[ClassScores]:
-        """Probabilities from logits (B, K)."""
+        """Probabilities from logits (B, K), or their mean over V views from (B, V, K)."""
         probabilities = outputs.float().softmax(-1).cpu()
+        probabilities = probabilities.mean(1) if probabilities.ndim == 3 else probabilities
         return [ClassScores(path, self.classes, row) for path, row in zip(batch.paths, probabilities, strict=True)]
 
     def metric(self) -> ClassificationMetric:
@@ -84,7 +92,7 @@ class ClassifyTask(PictureTask):
     def summarize(self, result: ClassificationResult) -> Summary:
         """Accuracy beside chance; classes, mistakes and the worst pictures."""
         low, high = result.interval
-        lines = [f"top-1 {result.top1:.1%} (95 % interval {low:.1%} to {high:.1%}, {result.n} pictures); chance {result.chance:.1%}"]
+        lines = [f"top-1 {result.top1:.1%} (95 % interval {low:.1%} to {high:.1%}, {result.n} {self.things}); chance {result.chance:.1%}"]
         if "top5" in result.numbers:
             lines.append(f"top-{result.k} {result.top5:.1%}")
         lines.append(f"mean recall {result.mean_recall:.1%}, loss {result.loss:.3f}")
@@ -93,7 +101,7 @@ class ClassifyTask(PictureTask):
         return Summary(
             Headline("Top-1 accuracy", result.top1, result.interval, result.chance, "share of the largest class"),
             tuple(lines),
-            (("pictures measured", str(result.n)), ("classes", str(len(self.classes))), ("mean recall", f"{result.mean_recall:.1%}")),
+            ((f"{self.things} measured", str(result.n)), ("classes", str(len(self.classes))), ("mean recall", f"{result.mean_recall:.1%}")),
             (
                 Section("Classes", tables=(classes,)),
                 Section("What is taken for what", tables=(mistakes,), pictures=(Picture(confusion),)),
@@ -102,23 +110,27 @@ class ClassifyTask(PictureTask):
             {"confusion.png": confusion},
         )
 
+    def thumbnail(self, path: str) -> np.ndarray:
+        """A picture (H, W, C) of a file; BadFileError when it can't be read."""
+        return read_image(path, self.read_options())
+
     def _worst_pictures(self, result: ClassificationResult) -> tuple[Section, ...]:
         """Wrong answers, those with the lowest probability of the truth first."""
         pictures: list[np.ndarray] = []
         captions: list[str] = []
         for mistake in result.worst:
             try:
-                pictures.append(eight_bits(read_image(mistake.path, self.read_options())))
-            except ImageError:
+                pictures.append(eight_bits(self.thumbnail(mistake.path)))
+            except BadFileError:
                 continue  # it has gone since it was measured; the tables still count it
             captions.append(f"{mistake.true} → {mistake.predicted}")
         if not pictures:
             return ()
         sheet = contact_sheet(pictures, captions, [False] * len(pictures))
         text = "Wrong answers, most surprising first: the true class → the answer."
-        return (Section("Worst pictures", text, pictures=(Picture(encode_png(sheet)),)),)
+        return (Section(f"Worst {self.things}", text, pictures=(Picture(encode_png(sheet)),)),)
 
-    def draw(self, image: np.ndarray, prediction: ClassScores) -> Image.Image:
+    def draw(self, image: Any, prediction: Any) -> Image.Image:
         return annotate_classes(image, prediction)
 
 

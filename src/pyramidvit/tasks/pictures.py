@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pyramidvit
 from pyramidvit import weights
 from pyramidvit.config import RunConfig
+from pyramidvit.data.folders import SUFFIXES
 from pyramidvit.data.image import ImageError, ReadOptions, read_image
-from pyramidvit.data.samples import PictureReader, SampleDataset
+from pyramidvit.data.samples import LabelledFile, PictureReader, SampleDataset
 from pyramidvit.errors import UserError
 from pyramidvit.tasks import Data
 from pyramidvit.types import Batch, Prediction, Preprocess, Sample
@@ -40,10 +41,20 @@ class PictureTask:
     def fingerprint(self) -> str:
         return "" if self.data is None else self.data.fingerprint
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.preprocess.in_chans, *self.preprocess.size)
+
     def read_options(self) -> ReadOptions:
         return read_options(self.config)
 
-    def read(self, source: str | Path | np.ndarray) -> tuple[np.ndarray, Sample]:
+    def files_in(self, folder: Path) -> list[Path]:
+        return pictures_in(folder)
+
+    def reader(self, training: bool) -> Callable[[LabelledFile], Sample]:  # noqa: ARG002  clips are read in another way
+        return PictureReader(self.read_options())
+
+    def read(self, source: str | Path | np.ndarray) -> tuple[Any, Sample]:
         """A picture, (H, W, C), and the sample made of it; BadFileError when there is none."""
         options = self.read_options()
         image = checked_array(source, options.in_chans) if isinstance(source, np.ndarray) else read_image(source, options)
@@ -56,7 +67,7 @@ class PictureTask:
             raise UserError(f"This task was made without data, so it has no {split} split.")
         return SampleDataset(
             self.data.splits[split],
-            PictureReader(self.read_options()),
+            self.reader(split == "train"),
             self.transform(split == "train"),
             seed=self.config.loop.seed,
             on_bad_sample=self.config.data.on_bad_sample,
@@ -77,11 +88,21 @@ class PictureTask:
         tensors, meta = obtain(file, offline=self.config.model.offline)
         if meta is not None and meta.classes != self.classes:
             tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(self.head)}
-        self.load_report = weights.load(model, tensors, new_classes=True)
+        self.load_report = weights.load(model, tensors, new_classes=True, inflate=self.inflates(tensors))
+
+    def inflates(self, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG002  clips do
+        """Whether these weights are of a picture network and are to become those of a clip network."""
+        return False
 
     def weights_meta(self, metrics: Mapping[str, Any]) -> WeightsMeta:
         settings = self.config.model_dump(mode="json")
         return WeightsMeta(self.config.model.name, self.name, self.classes, self.preprocess, settings, metrics, pyramidvit.__version__)
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """Pictures in a folder at any depth, in name order, hidden ones left out."""
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def read_options(config: RunConfig) -> ReadOptions:

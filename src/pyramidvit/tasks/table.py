@@ -1,24 +1,31 @@
 """Every task by name, and the one that a weights file was trained for."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pyramidvit.config import RunConfig, validate
 from pyramidvit.data.boxes import find_annotations
+from pyramidvit.data.clips import is_clip_data
+from pyramidvit.data.folders import SUFFIXES
 from pyramidvit.data.masks import has_masks
 from pyramidvit.errors import UserError
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.classify import ClassifyTask
 from pyramidvit.tasks.detect import DetectTask, InstancesTask
 from pyramidvit.tasks.segment import SegmentTask
+from pyramidvit.tasks.video import VideoTask
 from pyramidvit.weights import WeightsMeta
 
-TASKS: dict[str, type[Any]] = {task.name: task for task in (ClassifyTask, SegmentTask, DetectTask, InstancesTask)}
+TASKS: dict[str, type[Any]] = {task.name: task for task in (ClassifyTask, SegmentTask, DetectTask, InstancesTask, VideoTask)}
 """Name → class."""
 
 
 def infer_task(data: Path) -> str:
     """What can be learned from a folder or file; UserError when that is more than one thing."""
+    clips = data.exists() and is_clip_data(data)
+    if data.is_file() and clips:
+        return "video"
     if data.is_file():
         return "classify" if data.suffix.lower() == ".csv" else "detect"
     if not data.is_dir():
@@ -28,10 +35,16 @@ def infer_task(data: Path) -> str:
     if annotations is not None:
         objects = [one for split in annotations.splits.values() for picture in split.pictures for one in picture.objects]
         possible += ["detect", *(["instances"] if objects and all(one.shape is not None for one in objects) else [])]
+    if clips:
+        possible += ["video", *(["classify"] if not possible and _has_pictures(data) else [])]
     if len(possible) > 1:
         what = " or ".join(f"--task {name} ({TASKS[name].title.lower()})" for name in possible)
         raise UserError(f"{data} can teach several things; choose {what}.")
     return possible[0] if possible else "classify"
+
+
+def _has_pictures(folder: Path) -> bool:
+    return any(path.suffix.lower() in SUFFIXES for path in islice(folder.rglob("*"), 10_000))
 
 
 def build_task(config: RunConfig, root: Path) -> Task:

@@ -1,8 +1,20 @@
 """Typed values that cross file boundaries; valid by construction, the empty case included."""
 
 from pyramidvit.types.content import Cell, Picture, Section, Table
-from pyramidvit.types.predictions import ClassScores, Detections, Prediction, SegMap
-from pyramidvit.types.samples import BadSample, Batch, BoxTarget, ClassTarget, Interpolation, MaskTarget, Preprocess, Rle, Sample, Target
+from pyramidvit.types.predictions import ClassScores, Detections, Prediction, SegMap, Timeline
+from pyramidvit.types.samples import (
+    BadSample,
+    Batch,
+    BoxTarget,
+    ClassTarget,
+    Film,
+    Interpolation,
+    MaskTarget,
+    Preprocess,
+    Rle,
+    Sample,
+    Target,
+)
 
 __all__ = [
     "BadSample",
@@ -12,6 +24,7 @@ __all__ = [
     "ClassScores",
     "ClassTarget",
     "Detections",
+    "Film",
     "Interpolation",
     "MaskTarget",
     "Picture",
@@ -23,4 +36,5 @@ __all__ = [
     "SegMap",
     "Table",
     "Target",
+    "Timeline",
 ]

@@ -5,6 +5,7 @@ Shapes: H W pixels, K classes, N objects.
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -116,5 +117,59 @@ class Detections:
         return {"path": self.path, "size": list(self.size), "objects": objects}
 
 
-Prediction = ClassScores | SegMap | Detections
-"""What a task predicts for one picture."""
+@dataclass(frozen=True)
+class Timeline:
+    """What happens when in one video: ``probabilities`` (W, K) of windows that begin at ``starts`` (W,) and last ``window`` seconds.
+
+    Each window answers for the time that its middle is nearest to; together they cover the ``duration``.
+    """
+
+    path: str
+    classes: tuple[str, ...]
+    starts: tuple[float, ...]
+    window: float
+    duration: float
+    probabilities: Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.starts or self.probabilities.shape != (len(self.starts), len(self.classes)):
+            wanted = len(self.starts), len(self.classes)
+            raise ValueError(f"A timeline needs at least one window and probabilities {wanted}, got {tuple(self.probabilities.shape)}.")
+
+    def borders(self) -> list[float]:
+        """Seconds where one window's time ends and the next one's begins, the first and the last included (W + 1)."""
+        middles = [start + self.window / 2 for start in self.starts]
+        return [0.0, *((one + other) / 2 for one, other in pairwise(middles)), self.duration]
+
+    def actions(self) -> list[tuple[float, float, str, float]]:
+        """Begin and end in seconds, class, and its mean probability, of runs of windows with the same best class."""
+        borders, best, begin = self.borders(), [int(label) for label in self.probabilities.argmax(1)], 0
+        found: list[tuple[float, float, str, float]] = []
+        for end in range(1, len(best) + 1):
+            if end == len(best) or best[end] != best[begin]:
+                share = float(self.probabilities[begin:end, best[begin]].mean())
+                found.append((borders[begin], borders[end], self.classes[best[begin]], share))
+                begin = end
+        return found
+
+    def text(self, k: int = 5) -> str:
+        """The first k actions in a line."""
+        actions = self.actions()
+        more = f" and {len(actions) - k} more" if len(actions) > k else ""
+        return ", ".join(f"{begin:.1f}-{end:.1f} s {name} {share:.1%}" for begin, end, name, share in actions[:k]) + more
+
+    def to_json(self, k: int = 5) -> dict[str, Any]:
+        """Actions, and the k best classes of every window; times in seconds."""
+        windows: list[dict[str, Any]] = []
+        for start, row in zip(self.starts, self.probabilities, strict=True):
+            top = ClassScores(self.path, self.classes, row).to_json(k)["top"]
+            windows.append({"start": round(start, 3), "end": round(min(start + self.window, self.duration), 3), "top": top})
+        actions = [
+            {"start": round(begin, 3), "end": round(end, 3), "class": name, "probability": round(share, 6)}
+            for begin, end, name, share in self.actions()
+        ]
+        return {"path": self.path, "duration": round(self.duration, 3), "actions": actions, "windows": windows}
+
+
+Prediction = ClassScores | SegMap | Detections | Timeline
+"""What a task predicts for one picture or clip."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,6 +133,19 @@ class Sample:
     target: Target | None
     path: str
     size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Film:
+    """Frames of a clip to look at, (T, H, W, C), and their ``times`` (T,) in seconds, within its ``duration``."""
+
+    frames: np.ndarray
+    times: np.ndarray
+    duration: float
+
+    def __post_init__(self) -> None:
+        if self.frames.ndim != 4 or self.times.shape != self.frames.shape[:1] or 0 in self.frames.shape:
+            raise ValueError(f"A film has (T, H, W, C) frames and as many times, got {self.frames.shape} and {self.times.shape}.")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
 from rich.console import Console
 
 from pyramidvit import predict as predicting
+from pyramidvit.config import RunConfig
 from pyramidvit.data.samples import LabelledFile
 from pyramidvit.engine import evaluate as evaluate_task
 from pyramidvit.errors import UserError
@@ -17,7 +19,7 @@ from pyramidvit.runtime import Device
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.table import TASKS
-from pyramidvit.verbs import BatchSize, Json, Workers, print_json
+from pyramidvit.verbs import AT_LEAST_1, BatchSize, Json, Workers, print_json
 
 
 def evaluate(
@@ -29,18 +31,24 @@ def evaluate(
     batch_size: BatchSize = 32,
     workers: Workers = None,
     device: Device = "auto",
+    clips: Annotated[int | None, AT_LEAST_1] = None,
+    crops: Literal[1, 3] | None = None,
+    shuffle_frames: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
-    """Measure a trained network on pictures with known classes, and write a report.
+    """Measure a trained network on pictures or clips with known classes, and write a report.
 
     Args:
         run: Run folder, or a weights file.
-        data: Pictures in class folders or a CSV; the run's own data if not given.
+        data: Pictures or videos in class folders or a list; the run's own data if not given.
         split: Part of the data to measure on; the validation split where there is one, else all of it.
         on_bad_sample: What to do when a file can't be read: stop, or leave it out and count it.
         batch_size: Pictures per step.
         workers: Processes that read pictures; chosen from the number of cores if not given.
         device: Where to compute.
+        clips: Videos: clips per video, whose probabilities are averaged; as trained if not given.
+        crops: Videos: crops per clip, 1 or 3; as trained if not given.
+        shuffle_frames: Videos: show each clip's frames in random order; what is lost is what time was worth.
         json: Print the numbers as JSON, nothing else.
     """
     predictor = predicting.load(run, device=device)
@@ -56,6 +64,7 @@ def evaluate(
             "loop": task.config.loop.model_copy(update={"batch_size": batch_size, "device": device}),
         }
     )
+    config = _with_views(config, {"clips": clips, "crops": crops, "shuffle_frames": shuffle_frames or None})
     task = TASKS[task.name](config, task.classes, replace(found, splits={"train": (), "val": items}))
     measured = Measured.of(task, evaluate_task(task, predictor.model, task.dataset("val"), config=config))
     if json:
@@ -72,6 +81,14 @@ def evaluate(
     make_folder(target)
     console.print(f"Report: {write_run_report(folder, target, measured, config=config, notes=notes)}", markup=False)
     return 0
+
+
+def _with_views(config: RunConfig, views: dict[str, Any]) -> RunConfig:
+    """The settings with other views of clips, as far as they were given."""
+    given = {name: value for name, value in views.items() if value is not None}
+    if given and config.task != "video":
+        raise UserError(f"--{next(iter(given)).replace('_', '-')} is for videos; this network was trained on pictures.")
+    return config.model_copy(update={"clip": config.clip.model_copy(update=given)})
 
 
 def _evaluation_data(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:

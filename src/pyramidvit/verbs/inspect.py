@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyramidvit import models as networks
-from pyramidvit.config import DataConfig, DenseConfig, HeadConfig, RunConfig, Section, Size, resolve
+from pyramidvit.config import ClipConfig, DataConfig, DenseConfig, HeadConfig, RunConfig, Section, Size, resolve
 from pyramidvit.config.presets import SMALL
 from pyramidvit.config.sections import TaskName
 from pyramidvit.data.findings import render
@@ -27,6 +27,7 @@ class CheckConfig(Section):
     data: DataConfig = DataConfig()
     head: HeadConfig = HeadConfig()
     dense: DenseConfig = DenseConfig()
+    clip: ClipConfig = ClipConfig()
 
 
 def check(
@@ -40,7 +41,7 @@ def check(
     """Look a data set over before training; exit code 2 when training on it would be wrong.
 
     Args:
-        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        data: Folder with a folder of pictures or videos per class (or train/ and val/ with such folders), or a list of paths and labels.
         task: What will be learned; found out from the data if not given.
         json: Print the findings as JSON, nothing else.
     """

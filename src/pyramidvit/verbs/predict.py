@@ -14,6 +14,7 @@ from rich.console import Console
 from pyramidvit import predict as predicting
 from pyramidvit.coco_results import write_coco_document
 from pyramidvit.config import Section
+from pyramidvit.config.base import Positive
 from pyramidvit.draw import encode_png
 from pyramidvit.errors import UserError
 from pyramidvit.files import write_bytes
@@ -21,6 +22,7 @@ from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.tasks.detect import DetectTask
 from pyramidvit.tasks.segment import SegmentTask
+from pyramidvit.timelines import timelines
 from pyramidvit.types import BadSample, Detections, SegMap
 from pyramidvit.verbs import BatchSize, Json, TopK, print_json
 from pyramidvit.views import Views
@@ -40,6 +42,18 @@ class Looks(Section):
     """Look at several sizes, as factors."""
 
 
+@Parameter(name="*", group="Long videos")
+class Sliding(Section):
+    """A window that slides over a video."""
+
+    timeline: Annotated[bool, Parameter(negative="")] = False
+    """Say what happens when in each video; asked for by the other two as well."""
+    window: Positive | None = None
+    """Seconds that one answer is about; those of a clip if not given."""
+    hop: Positive | None = None
+    """Seconds from one window to the next; half a window if not given."""
+
+
 def predict(
     run: Path,
     *pictures: str,
@@ -51,13 +65,14 @@ def predict(
     min_score: float | None = None,
     coco: Path | None = None,
     labels: Path | None = None,
+    sliding: Sliding | None = None,
     json: Json = False,
 ) -> int:
-    """Say what is on pictures, and write each one with its prediction on it.
+    """Say what is on pictures or in clips, and write each one with its prediction on it.
 
     Args:
         run: Run folder, or a weights file.
-        pictures: Files, folders and patterns such as 'photos/*.jpg'.
+        pictures: Files, folders and patterns such as 'photos/*.jpg'; videos and folders of frames for a network for clips.
         out: Folder for the annotated pictures; predictions/ of the run if not given.
         top: Classes to name per picture.
         batch_size: Pictures per step.
@@ -76,7 +91,8 @@ def predict(
             raise UserError(f"{flag} is for {kind.title.lower()}; these weights are for: {predictor.task.title.lower()}.")
     folder = out or (RunFolder.open(run).predictions if run.is_dir() else Path("predictions"))
     failed, found, names, label_names = 0, list[Detections](), _free_names(folder), _free_names(labels or folder)
-    for result in predictor.stream(predicting.find_pictures(pictures)):
+    files = predicting.find_pictures(pictures, predictor.task.files_in)
+    for result in timelines(predictor, files, sliding.window, sliding.hop) if sliding else predictor.stream(files):
         if isinstance(result, BadSample):
             failed += 1
             _complain(result, json)

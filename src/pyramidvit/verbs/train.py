@@ -1,5 +1,6 @@
 """`pyramidvit train`: from a folder of pictures to a run folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks import Data, Task
 from pyramidvit.tasks.table import TASKS, build_task, infer_task
 from pyramidvit.types import BadSample
+from pyramidvit.types import Section as ReportSection
 
 ASSUMED_CLASSES = 1000
 EXAMPLES = 6
@@ -39,17 +41,17 @@ def train(
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     settings: Annotated[RunConfig | None, Parameter(name="*")] = None,
 ) -> int:
-    """Train a network on a folder of pictures, or continue a run.
+    """Train a network on a folder of pictures or videos, or continue a run.
 
     Args:
-        data: Folder with a folder of pictures per class (or train/ and val/ with such folders), or a CSV file of path,label.
+        data: Folder with a folder of pictures or videos per class (or train/ and val/ with such folders), or a list of paths and labels.
             With --resume, where the run's data is now, if it has moved.
         config: YAML file with settings; flags override it.
         resume: Run folder to continue exactly where it stopped.
         runs: Folder for run folders; runs/ if not given.
         name: Name of the run; the network and a number if not given.
-        preset: Settings for segmentation and detection to start from: small, for CPUs and small data, or published, which is taken with
-            --config.
+        preset: Settings for segmentation, detection and videos to start from: small, for CPUs and small data, or published, which is
+            taken with --config.
         dry_run: Show what would be done, with data or without, and do nothing.
     """
     console = Console(highlight=False)
@@ -138,8 +140,10 @@ def start_run(run: RunFolder, task: Task, sources: Sources, console: Console) ->
         console.print(remark, markup=False)
 
 
-def finish_run(run: RunFolder, task: Task, result: TrainResult, sources: Sources, console: Console) -> None:
-    """Measure the best weights as they are on the disk, and write model card and report."""
+def finish_run(
+    run: RunFolder, task: Task, result: TrainResult, sources: Sources, console: Console, sections: Sequence[ReportSection] = ()
+) -> None:
+    """Measure the best weights as they are on the disk, and write model card and report, with ``sections`` of its own."""
     config, data = task.config, task.data
     if data is None or not data.splits["val"]:
         console.print(f"Weights: {run.best_weights} (there is no validation split to measure them on)")
@@ -155,12 +159,12 @@ def finish_run(run: RunFolder, task: Task, result: TrainResult, sources: Sources
         path = Path(example.prediction.path)
         example.save(run.predictions / f"{path.parent.name}-{path.stem}.png")
     notes = _notes(result, data)
-    report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=notes, examples=examples)
+    report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=notes, examples=examples, sections=sections)
     console.print(f"Report: {report}")
 
 
 def _notes(result: TrainResult, data: Data) -> tuple[str, ...]:
-    notes = [f"{result.steps} steps in {result.epochs} epochs, {result.samples_per_second:.1f} pictures per second."]
+    notes = [f"{result.steps} steps in {result.epochs} epochs, {result.samples_per_second:.1f} samples per second."]
     if data.made_split:
         notes.append("The data had no validation split; one was drawn from it, the same share of every class (see data.json).")
     if result.stopped_early:

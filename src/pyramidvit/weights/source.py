@@ -1,5 +1,6 @@
 """Where weights come from: a file, a published name, or a repository of the Hugging Face hub."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.weights.download import cache_folder, fetch, is_offline, verify
 from pyramidvit.weights.own import WeightsMeta, read
 from pyramidvit.weights.pickles import read_pickle
-from pyramidvit.weights.zoo import ZOO, Published, class_names, find
+from pyramidvit.weights.zoo import SSV2, ZOO, Published, class_names, find
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".pyth", ".pkl", ".ckpt", ".bin")
 
@@ -38,13 +39,16 @@ def described(record: Published) -> WeightsMeta | None:
     preprocess = record.preprocess
     if preprocess is None:
         return None
-    config = {
-        "task": record.head,
+    clips = re.search(r"_(\d+)x(\d)$", record.model)
+    config: dict[str, Any] = {
+        "task": "video" if clips else record.head,
         "model": {"name": record.model},
         "data": {"mean": preprocess.mean, "std": preprocess.std},
         "augment": {"size": preprocess.size, "crop": preprocess.crop, "interpolation": preprocess.interpolation},
     }
-    return WeightsMeta(record.model, record.head, class_names(record.classes), preprocess, config, record.numbers)
+    if clips:
+        config["clip"] = {"frames": int(clips[1]), "stride": int(clips[2]), "segments": record.classes == SSV2}
+    return WeightsMeta(record.model, config["task"], class_names(record.classes), preprocess, config, record.numbers)
 
 
 def locate(source: str | Path, *, offline: bool = False) -> tuple[Path, Published | None]:
