@@ -14,6 +14,8 @@ from pyramidvit.optim import scaled_lr
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 IMAGENET = [path for path in RECIPES if path.stem.startswith("imagenet_")]
+KINETICS = [path for path in RECIPES if path.stem.startswith("kinetics_")]
+SSV2 = [path for path in RECIPES if path.stem.startswith("ssv2_")]
 
 
 def run(*arguments: object) -> int:
@@ -45,12 +47,36 @@ def test_imagenet_recipes_have_the_published_figures(path):
     assert (config.optim.clip_grad is None) == bool(re.fullmatch(r"pvt_(tiny|small)|pvt_v2_b(0|1|2|2_li)", config.model.name))
 
 
+@pytest.mark.parametrize("path", KINETICS, ids=lambda path: path.stem)
+def test_kinetics_recipes_have_the_published_figures(path):
+    """Clips are those of the network's name, drop path that of its architecture; 512 clips learn at 1.6e-3, and 5 are measured."""
+    config, _ = resolve(file=path)
+    _, architecture = BACKBONES[config.model.name]
+    assert config.task == "video"
+    assert config.model.name.endswith(f"_{config.clip.frames}x{config.clip.stride}")
+    assert (config.clip.frames, *config.augment.size) == architecture.size
+    assert config.model.drop_path_rate == architecture.drop_path_rate
+    assert (config.clip.fps, config.clip.segments, config.clip.clips, config.clip.crops) == (30, False, 5, 1)
+    assert scaled_lr(config.optim.lr, 512, config.optim.reference_batch) == pytest.approx(1.6e-3)
+    assert config.loop.epochs / config.augment.repeats == 200
+
+
+@pytest.mark.parametrize("path", SSV2, ids=lambda path: path.stem)
+def test_something_something_recipes_keep_left_and_right(path):
+    """Frames of the whole video, no flips, 1 clip x 3 crops, SGD."""
+    config, _ = resolve(file=path)
+    assert config.clip.segments
+    assert config.augment.hflip == 0
+    assert (config.clip.clips, config.clip.crops, config.optim.optimizer) == (1, 3, "sgd")
+    assert (config.clip.frames, *config.augment.size) == BACKBONES[config.model.name][1].size
+
+
 def test_every_picture_network_has_a_recipe():
     pictures = {name for name in list_models() if not re.search(r"_\d+x\d$", name)}
     assert {path.stem.removeprefix("imagenet_") for path in IMAGENET} == pictures
 
 
-QUICK = ("imagenet_pvt_tiny", "imagenet_pvt_v2_b0", "imagenet_mvitv2_tiny")
+QUICK = ("imagenet_pvt_tiny", "imagenet_pvt_v2_b0", "imagenet_mvitv2_tiny", "ssv2_mvitv2_small_16x4")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +87,7 @@ def test_a_recipe_plans_without_data(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run("train", "--config", path, "--dry-run", "--device", "cpu") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "300 epochs; how many steps" in said
+    assert f"{resolve(file=path)[0].loop.epochs} epochs; how many steps" in said
     assert "Without data, 1000 classes" in said
     assert list(tmp_path.iterdir()) == []
 
