@@ -237,7 +237,7 @@ def test_results_carry_the_users_class_names():
     text = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert text["classes"] == list(CLASSES)
     assert text["box_ap"] == text["box"]["AP"] == result.headline[1]
-    assert set(result.numbers) == {"box_ap", "box_ap50", "box_ap75", "box_ar100"}
+    assert set(result.numbers) == {"box_ap", "box_ap50", "box_ap75", "box_ar100", "best_score"}
 
 
 def test_what_can_not_be_evaluated_is_refused():

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import pyramidvit
 from pyramidvit.cli import main
+from pyramidvit.data.dense_scenes import write_object_scenes
 from pyramidvit.data.scenes import write_scenes
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/quickstart.md", "docs/dense.md")
 SMALL = ["--size", "32x32", "--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu"]
+SMALL_VIEW = ["--short", "64", "--long", "64", "--width", "16", "--max-per-image", "10"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -34,6 +38,8 @@ def workplace(tmp_path, monkeypatch) -> Path:
     (tmp_path / "holiday").mkdir()
     (tmp_path / "photo.jpg").write_bytes(pictures[0].read_bytes())
     (tmp_path / "holiday" / "a.jpg").write_bytes(pictures[1].read_bytes())
+    write_object_scenes(tmp_path / "cells", train=8, val=4, size=(64, 64), seed=0)
+    (tmp_path / "cell.png").write_bytes(next((tmp_path / "cells" / "images").glob("*.png")).read_bytes())
     return tmp_path
 
 
@@ -45,6 +51,8 @@ def run(line: str) -> int:
         else:
             words += ["--epochs", "1"]
         words = [word for i, word in enumerate(words) if word != "--batch-size" and words[i - 1] != "--batch-size"] + SMALL
+        if "--task" in words:
+            words = [word for i, word in enumerate(words) if not {word, words[i - 1]} & {"--short", "--long"}] + SMALL_VIEW
     with pytest.raises(SystemExit) as left:
         main(words)
     assert isinstance(left.value.code, int)
@@ -52,11 +60,13 @@ def run(line: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_command_runs(page, workplace):
     lines = [line for line in commands(page) if "--help" not in line]
     assert len(lines) >= 4
-    if page != "README.md":  # its training comes after the one that the README tells
+    if page == "docs/dense.md":  # its commands come after those of the README
+        assert run("pyramidvit train cells --task detect") == 0
+    if page == "docs/quickstart.md":
         assert run("pyramidvit train photos --model pvt_v2_b0") == 0
         (workplace / "runs/classify/pvt_v2_b0-1/weights/best.safetensors").rename(workplace / "pvt_v2_b0.safetensors")
         (workplace / "runs").rename(workplace / "before")
@@ -67,8 +77,9 @@ def test_every_command_runs(page, workplace):
 @pytest.mark.slow
 def test_every_python_block_runs(workplace):
     assert run("pyramidvit train photos --model pvt_v2_b0") == 0
-    for page in ("README.md", "docs/quickstart.md"):
-        names = {"images": torch.zeros(1, 3, 64, 64)}
+    assert run("pyramidvit train cells --task detect") == 0
+    for page in PAGES:
+        names = {"images": torch.zeros(1, 3, 64, 64), "pyramidvit": pyramidvit}
         for code in blocks(page, "python"):
             exec(compile(code, page, "exec"), names)
     assert (workplace / "annotated.png").exists()

@@ -124,3 +124,27 @@ def test_files_of_others_do_not_make_a_predictor(source, tmp_path):
     assert read(tmp_path / "w.safetensors")[1] is None
     with pytest.raises(UserError, match="without classes"):
         pyramidvit.load(tmp_path / "w.safetensors")
+
+
+def test_values_too_large_for_the_network_are_refused() -> None:
+    """Finite in the file's double precision, infinite in the network's single one."""
+    model = create_model("pvt_v2_b0", num_classes=3)
+    tensors = {key: tensor.double() for key, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    tensors["head.weight"] = tensors["head.weight"] + 1e300
+    with pytest.raises(UserError, match=r"not finite, in head\.weight"):
+        load(model, tensors)
+
+
+def test_quantised_weights_are_refused() -> None:
+    model = create_model("pvt_v2_b0", num_classes=3)
+    tensors = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    tensors["head.weight"] = tensors["head.weight"].to(torch.int32)
+    with pytest.raises(UserError, match=r"whole numbers in head\.weight"):
+        load(model, tensors)
+
+
+def test_half_a_last_layer_is_refused_even_for_new_classes() -> None:
+    model = create_model("pvt_v2_b0", num_classes=3)
+    tensors = {key: tensor.clone() for key, tensor in model.state_dict().items() if key != "head.bias"}
+    with pytest.raises(UserError, match=r"head\.bias"):
+        load(model, tensors, new_classes=True)

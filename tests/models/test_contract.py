@@ -279,3 +279,15 @@ def test_half_precision_gives_nearly_the_same_maps(name, shallow):
             got = net(x)
     for half, full in zip(got, want, strict=True):
         assert (half.float() - full).abs().max() < 0.1 * full.std()
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 3, 64, 64), (1, 3, 3, 64, 64), (1, 3, 16, 64, 64)])
+def test_a_clip_into_a_picture_classifier_is_told_so(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"clips"):
+        create_model("pvt_v2_b0", num_classes=3)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("rate", [-1, 1.0, 2, float("nan")])
+def test_an_impossible_drop_path_rate_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="drop_path_rate"):
+        create_model("pvt_v2_b0", drop_path_rate=rate)

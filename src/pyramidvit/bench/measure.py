@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from pyramidvit.errors import UserError
 from pyramidvit.models import Backbone, create_model
 
 T = TypeVar("T")
@@ -193,13 +194,15 @@ def in_fresh_process(function: Callable[..., T], *arguments: object, limit: floa
         child.join()
         receiver.close()
     if not done:
-        raise ChildFailed(answer)
+        raise answer if isinstance(answer, UserError) else ChildFailed(answer)
     return answer
 
 
 def _answer(sender: Connection, function: Callable[..., object], *arguments: object) -> None:
     try:
         sender.send((True, function(*arguments)))
+    except UserError as error:
+        sender.send((False, error))
     except Exception as error:  # noqa: BLE001 - raised again by the process that asked
         sender.send((False, f"{type(error).__name__}: {error}"))
 

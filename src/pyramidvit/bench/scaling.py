@@ -103,7 +103,7 @@ def measure_scaling(
             except (TimeoutError, MemoryError) as error:
                 too_large[name] = size
                 point = Point(name, size, skipped=str(error))
-            except ChildFailed as error:
+            except (ChildFailed, UserError) as error:
                 point = Point(name, size, skipped=str(error))
             report(point)
             points.append(point)

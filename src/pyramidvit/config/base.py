@@ -12,7 +12,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-Side = Annotated[int, Field(ge=32)]
+Side = Annotated[int, Field(ge=32, le=65536)]
 
 
 def parse_size(value: Any) -> Any:
@@ -32,7 +32,7 @@ def show_size(size: tuple[int, int]) -> str:
 
 
 Size = Annotated[
-    tuple[Annotated[int, Field(ge=32)], Annotated[int, Field(ge=32)]],
+    tuple[Side, Side],
     BeforeValidator(parse_size),
     Parameter(metavar="HxW", n_tokens=1, show_default=show_size),
 ]

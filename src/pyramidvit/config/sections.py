@@ -46,7 +46,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     name: Annotated[str, Parameter(name=["--model", "-m"])] = "pvt_v2_b0"
     """Network; `pyramidvit models` lists the names. timm/NAME is any backbone of timm."""
-    drop_path_rate: Share | None = None
+    drop_path_rate: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of residual branches dropped in the last block, growing linearly from 0; the published value if not given, 0 for timm's."""
     weights: str | None = None
     """Weights to start from: a file, a published name (`pyramidvit weights` lists them) or hf:owner/name; random if not given."""

@@ -36,7 +36,8 @@ def write_label_scenes(folder: Path, *, train: int, val: int, size: tuple[int, i
     """``images/<split>/*.png``, ``masks/<split>/*.png`` whose values are the places in ``classes.txt``, from different seeds."""
     for split, count, split_seed in (("train", train, 2 * seed), ("val", val, 2 * seed + 1)):
         images, masks = folder / "images" / split, folder / "masks" / split
-        _new(images), _new(masks)
+        for place in (images, masks):
+            _new(place)
         for index, scene in enumerate(scenes(count, size=size, seed=split_seed)):
             Image.fromarray(scene.image).save(images / f"{index:06d}.png", compress_level=1)
             Image.fromarray(scene.mask.labels.numpy()).save(masks / f"{index:06d}.png", compress_level=1)

@@ -129,6 +129,8 @@ def create_model(
     """
     if in_chans < 1 or num_classes < 1:
         raise ValueError(f"in_chans and num_classes must be at least 1, got in_chans={in_chans} and num_classes={num_classes}.")
+    if drop_path_rate is not None and not 0 <= drop_path_rate < 1:
+        raise ValueError(f"drop_path_rate is the share of branches that are dropped, from 0 and below 1; got {drop_path_rate}.")
     if out_indices is not None and not features_only:
         raise ValueError(f"out_indices {tuple(out_indices)} choose maps of a bare backbone: add features_only=True.")
     network, architecture = _backbone(name)

@@ -22,7 +22,7 @@ class Classifier(nn.Module):
         self.num_depths = backbone.num_depths + 1
 
     def forward(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B *V K"]:
-        if x.ndim == len(self.backbone.input_shape) + 2:
+        if x.ndim == 6 and len(self.backbone.input_shape) == 4:  # views of clips, one after the other
             return torch.stack([self(view) for view in x.unbind(1)], 1)
         return self.head(self.dropout(self.backbone.embed(x)))
 

@@ -130,9 +130,11 @@ class _KeptByFused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        B, h, N, _ = q.shape
-        y = q.new_empty(B, N, h, v.shape[-1]).transpose(1, 2)  # as the kernels lay it out
-        ctx.save_for_backward(q, k, v, y, q.new_empty(B, h, N), *([] if bias is None else [bias]))
+        *lead, N, _ = q.shape
+        y = q.new_empty(*lead, N, v.shape[-1])
+        if q.ndim == 4:
+            y = y.transpose(1, 2).contiguous().transpose(1, 2)  # as the kernels lay it out
+        ctx.save_for_backward(q, k, v, y, q.new_empty(*lead, N), *([] if bias is None else [bias]))
         return y
 
     @staticmethod

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 AT_LEAST_1 = Parameter(validator=Number(gte=1))
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
-Count = Annotated[int, AT_LEAST_1]
+Count = Annotated[int, Parameter(validator=Number(gte=1, lte=1_000_000))]
 BatchSize = Annotated[int, Parameter(name=["--batch-size", "-b"]), AT_LEAST_1]
 TopK = Annotated[int, Parameter(name=["--top", "-k"]), AT_LEAST_1]
 Workers = Annotated[int | None, Parameter(validator=Number(gte=0))]

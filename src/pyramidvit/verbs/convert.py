@@ -80,8 +80,8 @@ def _network(tensors: Mapping[str, Tensor], name: str | None) -> tuple[str, torc
 def _head(named: Mapping[str, Tensor]) -> tuple[Any, int]:
     """Which of `models.HEADS` a file has, None for a bare backbone, and for how many classes."""
     rows = {key: len(tensor) for key, tensor in named.items() if key.endswith(".bias")}
-    if "head.bias" in rows:
-        return "classify", rows["head.bias"]
+    if "head.weight" in named:
+        return "classify", len(named["head.weight"])
     if "roi_heads.mask.masks.bias" in rows:
         return "mask_rcnn", rows["roi_heads.mask.masks.bias"]
     if "class_tower.0.bias" in rows:

@@ -40,7 +40,12 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
     wanted = {key: value for key, value in model.state_dict().items() if not key.endswith(EXTRA)}
     dropped = found.dropped | target.droppable(given.keys() - wanted.keys(), wanted)
     unexpected, missing = given.keys() - wanted.keys() - dropped.keys(), wanted.keys() - given.keys()
-    missing -= {key for key in missing if (new_classes and target.on_top(key)) or (inflate and target.in_time(key))}
+    layers = {key.rpartition(".")[0] for key in given}  # of a layer, a file has all tensors or none
+    missing -= {
+        key
+        for key in missing
+        if (new_classes and target.on_top(key) and key.rpartition(".")[0] not in layers) or (inflate and target.in_time(key))
+    }
     if missing or unexpected:
         raise UserError(_refusal(missing, unexpected, wanted, found, target))
     state, fates = dict(wanted), dict[str, list[str]]()
@@ -53,7 +58,10 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
         state[key] = fitted[0]
         for fate in fitted[1]:
             fates.setdefault(fate, []).append(key)
-    if damaged := [key for key, tensor in given.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
+    state = {key: tensor.to(wanted[key].dtype) for key, tensor in state.items()}
+    if whole := [key for key in wanted if key in given and wanted[key].is_floating_point() and not given[key].is_floating_point()]:
+        raise UserError(f"The file holds whole numbers in {sample(whole)}, where weights are fractions: quantised files can't be read.")
+    if damaged := [key for key, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
         raise UserError(f"The weights hold values that are not finite, in {sample(damaged)}: they are damaged, or training diverged.")
     if target.place + EXTRA in model.state_dict():
         state[target.place + EXTRA] = model.state_dict()[target.place + EXTRA] if eps is None else torch.tensor(eps, dtype=torch.float64)
