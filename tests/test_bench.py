@@ -201,6 +201,7 @@ def test_labels_beside_lines_do_not_overlap():
     assert spread_out([0.1, 0.5, 0.9], 0.06) == [0.1, 0.5, 0.9]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_the_verb_prints_a_table_json_and_a_picture(tmp_path, capsys):
     few = ("--size", "32x64", "--threads", 1, "--rounds", 3, "--batch", 2)

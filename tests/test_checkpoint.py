@@ -153,6 +153,7 @@ for step in itertools.count(found.progress.step + 1 if found else 1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_kill_at_any_instant_leaves_a_loadable_checkpoint(tmp_path: Path, kills: int) -> None:
     """One process saves without pause and is killed at a random instant; what it reported as saved must be there, whole."""

@@ -125,6 +125,7 @@ def test_training_starts_from_weights(trained, pictures, tmp_path, capsys):
     assert after["head.weight"].shape == (2, before["head.weight"].shape[1])
 
 
+@pytest.mark.slow
 def test_four_pictures_can_be_learned_by_heart(pictures, tmp_path, capsys):
     for split in ("train", "val"):
         for name in list(SCENE_CLASSES)[:4]:
@@ -206,6 +207,7 @@ def test_evaluate_measures_what_it_is_given(trained, pictures, tmp_path, capsys)
     assert {row["name"]: row["n"] for row in result["per_class"] if row["n"]} == {"disc": 7, "star": 1}
 
 
+@pytest.mark.slow
 def test_own_split_is_kept_wherever_the_data_is(pictures, tmp_path, capsys):
     photos = shutil.copytree(pictures / "train", tmp_path / "photos")
     assert run("train", photos, "--runs", tmp_path, "--name", "own", "--epochs", 1, "--val-share", "0.5", *QUICK) == 0

@@ -193,6 +193,7 @@ def test_what_is_no_picture_is_refused():
         contact_sheet([], [])
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_loaded():
     """Its figures are global state of the process: they leak memory in servers and fight with notebooks."""
     code = """

@@ -369,6 +369,7 @@ def test_a_signal_during_an_evaluation_stops_it_and_a_resume_makes_up_for_it(str
     assert_same_run(straight, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     process = start(tmp_path, seconds=2.0, save_every=None)
     assert process.stdout is not None

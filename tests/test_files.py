@@ -60,6 +60,7 @@ def test_no_tensors_at_all_is_a_legal_file(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "t.safetensors") == ({}, {})
 
 
+@pytest.mark.slow
 def test_the_same_content_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     """The library orders metadata by a hash that differs from process to process; published weights need one checksum."""
     script = (

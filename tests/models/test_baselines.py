@@ -28,6 +28,7 @@ def build(name, **settings):
     return create_model(f"timm/{name}", **settings).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_maps_at_our_strides_for_any_size(name):
     """PB-109: maps are pictures, channels first, with the picture's height and width, whatever the network keeps inside."""
@@ -167,6 +168,7 @@ def test_channels_drop_path_and_checkpointing():
         torch.testing.assert_close(kept, recomputed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224"])
 def test_exported_maps_are_the_same(name):
     """PB-14: torch.export takes baselines as it takes ours, and the result gives the same maps."""

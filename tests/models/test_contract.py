@@ -235,6 +235,7 @@ def test_depths_and_stages_of_parameters(any_name):
     assert set(stages) == {*range(len(model.backbone.depths)), 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DISTINCT if name not in ONLY_WIDER])
 def test_exported_maps_are_the_same(name, shallow):
     """PB-14: torch.export takes the bare backbone, for any number of pictures, and the result gives the same maps."""
@@ -246,6 +247,7 @@ def test_exported_maps_are_the_same(name, shallow):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_picture_and_no_faster(name, shallow):
     """Four times the pixels make the largest tensor of a training step four times as large: nothing of the size of all pairs of tokens."""
     net = shallow(name).train()

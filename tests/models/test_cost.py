@@ -14,6 +14,7 @@ def cost(name, *size):
     return measure_cost(name, lambda: create_model(name), size or None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GIGA_MACS)
 def test_multiply_adds_at_the_published_size(name):
     assert cost(name).macs / 1e9 == pytest.approx(GIGA_MACS[name], rel=1e-3)
@@ -26,6 +27,7 @@ def test_parts_add_up_and_have_shapes():
     assert [part.output[1:3] for part in whole.parts[:4]] == [(128, 160), (64, 80), (32, 40), (16, 20)]
 
 
+@pytest.mark.slow
 def test_attention_is_counted():
     """More than four times the work at four times the pixels where keys grow too, and less where they don't."""
     dense, linear = (cost(name, 448, 448).macs / cost(name, 224, 224).macs for name in ("pvt_v2_b2", "pvt_v2_b2_li"))

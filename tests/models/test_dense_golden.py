@@ -226,6 +226,7 @@ def test_mask_rcnn(dense, name, size):
         assert (whole[pixels[:, 0], pixels[:, 1]] - probabilities).abs().max() < 2e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", SIZES)
 @torch.inference_mode()

@@ -65,6 +65,7 @@ GIGA_MACS = {  # at the size that each is made for
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if VARIANTS[n].depths[2] > 16 else ()) for n in GIGA_MACS])
 def test_multiply_adds_at_the_published_size(name):
     """MViT small is missing: how it pools keys was never published, and 29.9 against the paper's 32.9 says that it isn't as here."""
@@ -104,6 +105,7 @@ GOLDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GOLDEN)
 def test_equals_the_official_code(golden, case):
     golden.check(case, GOLDEN[case])
@@ -183,6 +185,7 @@ def test_equals_whole_torchvision_networks(relative, randomise, name, their_name
         assert relative(ours(x), theirs(x)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mvitv2_tiny", "mvitv2_base", "mvitv2_large"])
 def test_equals_timm_with_copied_weights(relative, randomise, name):
     """One or two blocks per stage: base and small differ in depth only; large is wider and widens in the feed-forward."""

@@ -39,6 +39,7 @@ def golden_cases():
     return [f"{name}/classify/224x224" for name in ("pvt_tiny", "pvt_small", "pvt_large")] + dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", golden_cases())
 def test_equals_the_official_code(golden, case):
     golden.check(case, "official PVT")

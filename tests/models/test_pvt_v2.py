@@ -36,6 +36,7 @@ def golden_cases():
     return [f"{n}/classify/224x224" for n in names] + [f"{n}/dense/{size}" for n in dense for size in ("256x320", "225x193")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", golden_cases())
 def test_equals_the_official_code(golden, case):
     golden.check(case, "official PVT v2")

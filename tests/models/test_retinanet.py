@@ -89,6 +89,7 @@ def test_nothing_above_the_threshold_is_no_error():
     assert (found.boxes.shape, found.scores.shape, found.labels.shape, found.masks) == ((0, 4), (0,), (0,), None)
 
 
+@pytest.mark.slow
 def test_one_class_labelled_alone_is_learned():
     """One object, a bright square on grey: found where it is after a few steps."""
     model = network(1, strides=(8, 16, 32), anchor_octaves=1, norm_groups=4)
