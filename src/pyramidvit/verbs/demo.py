@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
 from pyramidvit.config import AugmentConfig, DenseConfig, HeadConfig, LoopConfig, ModelConfig, OptimConfig, RunConfig
-from pyramidvit.config.sections import TaskName
 from pyramidvit.data.dense_scenes import write_label_scenes, write_object_scenes
 from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
 from pyramidvit.engine import train
@@ -30,8 +29,9 @@ class Demo:
     settings: RunConfig
 
 
+DemoTask = Literal["classify", "segment", "detect", "instances"]
 _SMALL = ModelConfig(drop_path_rate=0.0)
-DEMOS: dict[TaskName, Demo] = {
+DEMOS: dict[DemoTask, Demo] = {
     "classify": Demo(
         write_scenes,
         (64, 64),
@@ -89,7 +89,7 @@ DEMOS: dict[TaskName, Demo] = {
 
 def demo(
     *,
-    task: TaskName = "classify",
+    task: DemoTask = "classify",
     runs: Path = Path("runs"),
     train_pictures: Annotated[int | None, Parameter(validator=Number(gte=8 * len(SCENE_CLASSES)), show_default=False)] = None,
     epochs: Annotated[int | None, AT_LEAST_1] = None,
