@@ -40,11 +40,12 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
     wanted = {key: value for key, value in model.state_dict().items() if not key.endswith(EXTRA)}
     dropped = found.dropped | target.droppable(given.keys() - wanted.keys(), wanted)
     unexpected, missing = given.keys() - wanted.keys() - dropped.keys(), wanted.keys() - given.keys()
-    layers = {key.rpartition(".")[0] for key in given}  # of a layer, a file has all tensors or none
+    layers = {key.rpartition(".")[0] for key in given if key.endswith((".weight", ".bias"))}  # of one, a file has both or none
     missing -= {
         key
         for key in missing
-        if (new_classes and target.on_top(key) and key.rpartition(".")[0] not in layers) or (inflate and target.in_time(key))
+        if (new_classes and target.on_top(key) and not (key.endswith((".weight", ".bias")) and key.rpartition(".")[0] in layers))
+        or (inflate and target.in_time(key))
     }
     if missing or unexpected:
         raise UserError(_refusal(missing, unexpected, wanted, found, target))
