@@ -17,7 +17,7 @@ from pyramidvit.data.loader import collate
 from pyramidvit.data.video import VideoInfo, VideoOptions
 from pyramidvit.errors import BadFileError, UserError
 from pyramidvit.predict import Predicted, Predictor
-from pyramidvit.tasks.video import VideoTask, sampling_of, video_options
+from pyramidvit.tasks.video import VideoTask
 from pyramidvit.types import BadSample, Film, Timeline
 
 _MOST_BYTES = 2**28
@@ -33,7 +33,7 @@ def timeline(predictor: Predictor, path: str | Path, *, window: float | None = N
     known: Any = predictor.task
     if not isinstance(known, VideoTask):
         raise UserError(f"A timeline is made of a video; these weights are for: {known.title.lower()}.")
-    sampling, options = sampling_of(known.config), video_options(known.config)
+    sampling, options = known.sampling, known.options
     info = inspect_clip(path, options)
     length = None if sampling.segments else sampling.seconds(info.fps)
     window = window or length
@@ -73,7 +73,7 @@ def window_starts(duration: float, window: float, hop: float) -> list[float]:
 
 def _answers(predictor: Predictor, task: VideoTask, path: str | Path, moments: list[np.ndarray], info: VideoInfo) -> Iterator[torch.Tensor]:
     """Probabilities (W, K) of some windows after the others; those read together are decoded once."""
-    transform, options = task.transform(training=False), video_options(task.config)
+    transform, options = task.transform(training=False), task.options
     size = info.height * info.width * 3 * len(moments[0])
     count = min(max(_MOST_BYTES // size, 1), predictor.batch_size)
     for first in range(0, len(moments), count):
@@ -86,5 +86,5 @@ def _answers(predictor: Predictor, task: VideoTask, path: str | Path, moments: l
 
 
 def _small(task: VideoTask) -> VideoOptions:
-    options = video_options(task.config)
+    options = task.options
     return options if options.reader == "torchcodec" else replace(options, short_side=min(options.short_side or 256, 256))

@@ -21,5 +21,12 @@ SMALL: dict[str, dict[str, Any]] = {
         "optim": {"lr": 5e-4, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 5e-6, "clip_grad": 10.0},
         "loop": {"batch_size": 4, "epochs": 40, "eval_every": 4},
     },
+    "video": {
+        "model": {"name": "mvit_mini_8x2"},
+        "clip": {"frames": 8, "segments": True},
+        "augment": {"size": (112, 112), "crop_scale": (0.5, 1.0), "rand_ops": 0, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0},
+        "optim": {"lr": 3e-4, "reference_batch": 16, "warmup_epochs": 2},
+        "loop": {"batch_size": 16, "epochs": 60, "eval_every": 5},
+    },
 }
 """Task → settings that differ from the defaults; they give way to a file of settings and to flags."""

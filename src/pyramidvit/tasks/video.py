@@ -37,6 +37,10 @@ class VideoTask(ClassifyTask):
     title = "Video classification"
     things = "clips"
 
+    def __init__(self, config: RunConfig, classes: Sequence[str], data: ClassData | None = None) -> None:
+        super().__init__(config, classes, data)
+        self.sampling, self.options = sampling_of(config), video_options(config)  # says at once what can't go together
+
     @classmethod
     def read_data(cls, root: Path, config: RunConfig, classes: Sequence[str] | None = None) -> ClassData:
         """Class folders or a list of clips; ``classes`` are those of a trained network."""
@@ -57,7 +61,7 @@ class VideoTask(ClassifyTask):
         return (self.preprocess.in_chans, self.config.clip.frames, *self.preprocess.size)
 
     def reader(self, training: bool) -> Callable[[LabelledFile], Sample]:
-        return ClipReader(sampling_of(self.config), video_options(self.config), training, 1 if training else self.config.clip.clips)
+        return ClipReader(self.sampling, self.options, training, 1 if training else self.config.clip.clips)
 
     def dataset(self, split: str) -> SampleDataset:
         """The clips of "train" (augmented) or "val" (all their views)."""
@@ -75,12 +79,11 @@ class VideoTask(ClassifyTask):
 
     def read(self, source: str | Path | np.ndarray) -> tuple[Film, Sample]:
         """Frames with their times, and the sample made of them; BadFileError when there are none."""
-        options = video_options(self.config)
         if isinstance(source, np.ndarray):
-            fits = source.ndim == 4 and source.shape[3] == options.in_chans and min(source.shape) > 0 and source.dtype == np.uint8
+            fits = source.ndim == 4 and source.shape[3] == self.options.in_chans and min(source.shape) > 0 and source.dtype == np.uint8
             if not fits:
-                raise VideoError("array", f"expected (T, H, W, {options.in_chans}) uint8, got {source.shape} {source.dtype}.")
-        film = ClipReader(sampling_of(self.config), options, clips=self.config.clip.clips).film(source)
+                raise VideoError("array", f"expected (T, H, W, {self.options.in_chans}) uint8, got {source.shape} {source.dtype}.")
+        film = ClipReader(self.sampling, self.options, clips=self.config.clip.clips).film(source)
         return film, as_sample(film.frames, "array" if isinstance(source, np.ndarray) else source)
 
     def files_in(self, folder: Path) -> list[Path]:
@@ -97,8 +100,8 @@ class VideoTask(ClassifyTask):
 
     def thumbnail(self, path: str) -> np.ndarray:
         """Four moments of a clip."""
-        options = replace(video_options(self.config), short_side=None if self.config.clip.reader == "torchcodec" else 112)
-        return mosaic(list(ClipReader(sampling_of(self.config), options).read(path)))
+        options = self.options if self.options.reader == "torchcodec" else replace(self.options, short_side=112)
+        return mosaic(list(ClipReader(self.sampling, options).read(path)))
 
     def draw(self, image: Film, prediction: Any) -> Image.Image:
         film = replace(image, frames=eight_bits(image.frames))

@@ -100,7 +100,8 @@ DEMOS: dict[TaskName, Demo] = {
             augment=AugmentConfig(
                 size=(64, 64),
                 crop=1.0,
-                crop_scale=(0.8, 1.0),
+                crop_scale=(1.0, 1.0),
+                crop_ratio=(1.0, 1.0),
                 hflip=0.0,  # it would turn left into right
                 rand_ops=0,
                 erasing=0.0,
@@ -109,7 +110,7 @@ DEMOS: dict[TaskName, Demo] = {
                 smoothing=0.0,
             ),
             optim=OptimConfig(lr=3e-4, reference_batch=16, warmup_epochs=0.5),
-            loop=LoopConfig(epochs=8, batch_size=16, eval_every=2),
+            loop=LoopConfig(epochs=10, batch_size=16, eval_every=2),
         ),
     ),
 }
