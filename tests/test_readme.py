@@ -10,10 +10,11 @@ import torch
 import pyramidvit
 from pyramidvit.cli import main
 from pyramidvit.data.dense_scenes import write_object_scenes
+from pyramidvit.data.motion import write_motion
 from pyramidvit.data.scenes import write_scenes
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/quickstart.md", "docs/dense.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/dense.md", "docs/video.md")
 SMALL = ["--size", "32x32", "--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu"]
 SMALL_VIEW = ["--short", "64", "--long", "64", "--width", "16", "--max-per-image", "10"]
 
@@ -39,6 +40,9 @@ def workplace(tmp_path, monkeypatch) -> Path:
     (tmp_path / "photo.jpg").write_bytes(pictures[0].read_bytes())
     (tmp_path / "holiday" / "a.jpg").write_bytes(pictures[1].read_bytes())
     write_object_scenes(tmp_path / "cells", train=8, val=4, size=(64, 64), seed=0)
+    write_motion(tmp_path / "clips", train=8, val=8, frames=8, size=(40, 48), seed=0)
+    for name in ("clip.mp4", "long.mp4"):
+        (tmp_path / name).write_bytes(next((tmp_path / "clips" / "val").rglob("*.mp4")).read_bytes())
     (tmp_path / "cell.png").write_bytes(next((tmp_path / "cells" / "images").glob("*.png")).read_bytes())
     return tmp_path
 
@@ -78,6 +82,7 @@ def test_every_command_runs(page, workplace):
 def test_every_python_block_runs(workplace):
     assert run("pyramidvit train photos --model pvt_v2_b0") == 0
     assert run("pyramidvit train cells --task detect") == 0
+    assert run("pyramidvit train clips") == 0
     for page in PAGES:
         names = {"images": torch.zeros(1, 3, 64, 64), "pyramidvit": pyramidvit}
         for code in blocks(page, "python"):
