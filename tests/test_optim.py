@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from pyramidvit.config import OptimConfig
 from pyramidvit.optim import (
     Ema,
     Fall,
     freeze,
     learning_rate,
     load_optimizer_tensors,
+    make_optimizer,
     optimizer_tensors,
     param_groups,
     poly,
@@ -162,6 +164,27 @@ def test_restored_state_lies_in_memory_as_its_parameter_does() -> None:
         each(x).square().sum().backward()
         stepper.step()
     assert torch.equal(model.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_with_momentum_goes_on_bit_equal(momentum: float) -> None:
+    """Nesterov's momentum as torch has it; the very first step has no momentum yet, and neither has a run without."""
+    settings = OptimConfig(optimizer="sgd", lr=0.1, momentum=momentum)
+    torch.manual_seed(0)
+    model, other = Toy().eval(), Toy().eval()
+    first, second = (make_optimizer(param_groups(m, weight_decay=1e-4), settings) for m in (model, other))
+    assert isinstance(first, torch.optim.SGD)
+    assert first.defaults["nesterov"] == (momentum > 0)
+    for number in range(3):
+        if number == 1:
+            other.load_state_dict(model.state_dict())
+            load_optimizer_tensors(second, other, optimizer_tensors(first, model))
+        for net, stepper in ((model, first), (other, second)):
+            stepper.zero_grad()
+            net(torch.ones(3, 4)).square().sum().backward()
+            if number or net is model:
+                stepper.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("fused", [False, True])
