@@ -1,6 +1,8 @@
 # Two commands from a fresh clone, with Python >= 3.11 and nothing else: make demo, make test.
 PYTHON ?= python3
 BIN := .venv/bin
+# One process for each core, one thread in each; a file's tests stay together, for what they share.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .PHONY: demo test test-fast lint types format clean
 
@@ -8,10 +10,10 @@ demo: .venv/.installed
 	$(BIN)/pyramidvit demo
 
 test: lint types
-	$(BIN)/pytest
+	$(TESTS)
 
 test-fast: .venv/.installed-dev
-	$(BIN)/pytest -m "not slow"
+	$(TESTS) -m "not slow"
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
