@@ -57,6 +57,10 @@ def run(line: str) -> int:
         words = [word for i, word in enumerate(words) if word != "--batch-size" and words[i - 1] != "--batch-size"] + SMALL
         if "--task" in words:
             words = [word for i, word in enumerate(words) if not {word, words[i - 1]} & {"--short", "--long"}] + SMALL_VIEW
+    if words[:2] == ["bench", "scaling"]:
+        words += ["pvt_v2_b0", "--sizes", "32", "64", "--threads", "1"]
+    elif words[0] == "bench":
+        words += ["--size", "64x64", "--rounds", "1", "--threads", "1"]
     with pytest.raises(SystemExit) as left:
         main(words)
     assert isinstance(left.value.code, int)
