@@ -7,9 +7,9 @@ import pytest
 import torch
 from hotcoco import COCO, COCOeval
 
-from pyramidvit.coco_results import coco_results, write_coco_results
+from pyramidvit.coco_results import coco_results, write_coco_document, write_coco_results
 from pyramidvit.errors import UserError
-from pyramidvit.geometry import encode_mask
+from pyramidvit.geometry import encode_mask, rle_area
 from pyramidvit.metrics import DetectionMetric
 from pyramidvit.types import BoxTarget, Detections
 
@@ -76,3 +76,15 @@ def test_pictures_without_an_id_are_named(tmp_path: Path):
         write_coco_results(tmp_path / "results.json", [case(0)[0], case(1)[0]], {"0.jpg": 1}, IDS)
     with pytest.raises(ValueError, match="2 classes need as many category ids"):
         coco_results(case(0)[0], 1, (1, 2, 3))
+
+
+def test_a_document_of_its_own_has_the_area_of_masks_where_there_are_masks(tmp_path: Path):
+    masked, boxed = case(0)[0], case(1, masks=False)[0]
+    for found in (masked, boxed):
+        write_coco_document(tmp_path / "found.json", [found, found])
+        entries = json.loads((tmp_path / "found.json").read_text())["annotations"]
+        assert [entry["image_id"] for entry in entries] == [1] * 5 + [2] * 5
+        sides = found.boxes[:, 2:] - found.boxes[:, :2]
+        areas = sides.prod(1).tolist() if found.masks is None else [rle_area(mask) for mask in found.masks]
+        assert [entry["area"] for entry in entries] == pytest.approx(areas * 2, rel=1e-6)
+    assert [rle_area(mask) for mask in masked.masks or ()] != pytest.approx((masked.boxes[:, 2:] - masked.boxes[:, :2]).prod(1).tolist())

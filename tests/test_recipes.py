@@ -16,6 +16,9 @@ RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 IMAGENET = [path for path in RECIPES if path.stem.startswith("imagenet_")]
 KINETICS = [path for path in RECIPES if path.stem.startswith("kinetics_")]
 SSV2 = [path for path in RECIPES if path.stem.startswith("ssv2_")]
+COCO = [path for path in RECIPES if path.stem.startswith("coco_")]
+ADE20K = [path for path in RECIPES if path.stem.startswith("ade20k_")]
+PYRAMIDS = {name for name in BACKBONES if name.startswith("pvt")}
 
 
 def run(*arguments: object) -> int:
@@ -71,12 +74,56 @@ def test_something_something_recipes_keep_left_and_right(path):
     assert (config.clip.frames, *config.augment.size) == BACKBONES[config.model.name][1].size
 
 
+@pytest.mark.parametrize("path", COCO, ids=lambda path: path.stem)
+def test_coco_recipes_have_the_published_figures(path):
+    """A step of all 8 GPUs has the published learning rate; the two largest networks see half the batch at 1/1.4 of it."""
+    config, _ = resolve(file=path)
+    task, lr = ("detect", 1e-4) if "retinanet" in path.stem else ("instances", 2e-4)
+    longer = path.stem.endswith("_3x")
+    own_settings = longer and "_v2_" in path.stem  # the only long runs whose settings are published
+    lr = 1e-4 if own_settings else lr
+    halved = not longer and (re.search("v2_b[45]", path.stem) or (task == "instances" and "large" in path.stem))
+    assert config.task == task
+    assert config.loop.batch_size == (1 if halved else 2)
+    batch = 8 * config.loop.batch_size
+    assert scaled_lr(config.optim.lr, batch, config.optim.reference_batch) == pytest.approx(lr / 1.4 if halved else lr, rel=1e-3)
+    assert config.optim.warmup_lr == pytest.approx(config.optim.lr / 1000, rel=1e-2)
+    assert round(config.optim.warmup_epochs * 118_287 / batch) == pytest.approx(500, abs=1)
+    assert config.optim.decay_all != own_settings
+    assert config.model.drop_path_rate == (0.0 if re.search("medium|large", path.stem) else 0.1)
+    epochs = [round(share * config.loop.epochs, 2) for share in config.optim.milestones]
+    assert (config.loop.epochs, epochs) == ((36, [27, 33]) if longer else (12, [8, 11]))
+    assert (config.dense.short, config.dense.long) == ((640, 1066) if path.stem.endswith("_640") else (800, 1333))
+    assert bool(config.dense.shorts) == longer
+    assert config.head.preset == "published"
+
+
+@pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
+def test_ade20k_recipes_have_the_published_figures(path):
+    """40,000 steps of 32 pictures, no warm-up, a power of 0.9; value 0 of the masks is no class."""
+    config, _ = resolve(file=path)
+    assert config.task == "segment"
+    assert config.data.reduce_zero_label
+    assert config.optim.lr == pytest.approx(2e-4)
+    assert config.optim.reference_batch == 8 * config.loop.batch_size == 32
+    assert config.loop.epochs * -(-20_210 // 32) == pytest.approx(40_000, rel=0.005)
+    assert (config.optim.schedule, config.optim.power, config.optim.warmup_epochs, config.optim.min_lr) == ("poly", 0.9, 0, 0)
+    assert (config.dense.short, config.dense.long, config.dense.multiple, config.dense.random_crop) == (512, 2048, 32, (512, 512))
+    assert config.model.drop_path_rate == 0.1
+
+
+def test_every_pyramid_has_its_dense_recipes():
+    stems = {path.stem for path in RECIPES}
+    assert {f"{start}_{name}" for start in ("coco_retinanet", "coco_mask_rcnn", "ade20k_semantic_fpn") for name in PYRAMIDS} <= stems
+
+
 def test_every_picture_network_has_a_recipe():
     pictures = {name for name in list_models() if not re.search(r"_\d+x\d$", name)}
     assert {path.stem.removeprefix("imagenet_") for path in IMAGENET} == pictures
 
 
 QUICK = ("imagenet_pvt_tiny", "imagenet_pvt_v2_b0", "imagenet_mvitv2_tiny", "ssv2_mvitv2_small_16x4")
+QUICK += ("coco_retinanet_pvt_v2_b0", "coco_mask_rcnn_pvt_tiny", "ade20k_semantic_fpn_pvt_v2_b0")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyramidvit.errors import UserError
 from pyramidvit.files import write_text
+from pyramidvit.geometry import rle_area
 from pyramidvit.types import Detections
 
 
@@ -40,20 +41,29 @@ def write_coco_results(
 
 
 def write_coco_document(path: Path, predictions: Sequence[Detections]) -> None:
-    """A COCO json of its own, as labelling tools import it: pictures by path, classes numbered from 1, objects with their scores."""
+    """A COCO json of its own, as labelling tools import it: pictures by path, classes numbered from 1, objects with scores and areas."""
     classes = predictions[0].classes if predictions else ()
     ids = range(1, len(classes) + 1)
     entries = [entry for number, one in enumerate(predictions) for entry in coco_results(one, number + 1, ids)]
+    areas = [area for one in predictions for area in _areas(one)]
     content = {
         "images": [
             {"id": number + 1, "file_name": one.path, "height": one.size[0], "width": one.size[1]} for number, one in enumerate(predictions)
         ],
         "categories": [{"id": number, "name": name} for number, name in zip(ids, classes, strict=True)],
         "annotations": [
-            {"id": number + 1, **entry, "area": entry["bbox"][2] * entry["bbox"][3], "iscrowd": 0} for number, entry in enumerate(entries)
+            {"id": number + 1, **entry, "area": area, "iscrowd": 0} for number, (entry, area) in enumerate(zip(entries, areas, strict=True))
         ],
     }
     write_text(path, json.dumps(content, separators=(",", ":")))
+
+
+def _areas(detections: Detections) -> list[float]:
+    """Pixels of the masks, or of the boxes where there are none."""
+    if detections.masks is not None:
+        return [rle_area(mask) for mask in detections.masks]
+    left, top, right, bottom = detections.boxes.double().unbind(1)
+    return [_short(area) for area in ((right - left) * (bottom - top)).tolist()]
 
 
 def _short(value: float) -> float:

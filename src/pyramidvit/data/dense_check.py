@@ -51,7 +51,8 @@ def check_box_data(
     tally = examine_files(entries, data.root, options, workers=workers, on_file=on_file, on_progress=on_progress)
     counts = {split: _counts(data.classes, [item.labels for item in items]) for split, items in data.splits.items()}
     fit = fit_anchors(_boxes_in_view(data.splits["train"], view or DenseConfig()), anchors or Anchors())
-    findings = [*data.findings, *_split_findings(data.splits), *class_findings(counts, "objects"), *_object_findings(data), *_anchors(fit)]
+    classes = class_findings(counts, "objects", drawn=data.made_split)
+    findings = [*data.findings, *_split_findings(data.splits), *classes, *_object_findings(data), *_anchors(fit)]
     if wrong:
         text = f"{number_of(len(wrong), 'picture has', 'pictures have')} another size than the annotations say: mend them."
         findings.append(Finding("error", "other-size", text, tuple(path for path, _ in wrong), tuple(reason for _, reason in wrong)))
@@ -90,7 +91,8 @@ def check_mask_data(data: MaskData, options: ReadOptions, *, workers: int | None
     entries = [Entry(split, item.path, more=_mask_check(item)) for split, item in items]
     tally = examine_files(entries, data.root, options, workers=workers, on_file=on_file, on_progress=on_progress)
     counts = {split: {name: int(n[k]) for k, name in enumerate(data.classes)} for split, n in shown.items()}
-    findings = [*data.findings, *_split_findings(data.splits), *class_findings(counts), *_ignored_pixels(pixels, unlabelled)]
+    classes = class_findings(counts, drawn=data.made_split)
+    findings = [*data.findings, *_split_findings(data.splits), *classes, *_ignored_pixels(pixels, unlabelled)]
     if wrong:
         text = f"{number_of(len(wrong), 'mask', 'masks')} can't be used and would stop the training: mend or remove."
         findings.append(Finding("error", "bad-mask", text, tuple(path for path, _ in wrong), tuple(reason for _, reason in wrong)))

@@ -79,12 +79,16 @@ def split_findings(splits: Mapping[str, Sequence[Any]], things: str = "pictures"
         yield Finding("error", "no-validation", f"No validation {things}, so nothing can be measured: add a val folder or more {things}.")
 
 
-def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictures") -> Iterator[Finding]:
-    """Classes that can't be learnt or measured, or hardly; ``counts`` of things per split and class."""
+def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictures", *, drawn: bool = False) -> Iterator[Finding]:
+    """Classes that can't be learnt or measured, or hardly; ``counts`` of things per split and class.
+
+    With splits ``drawn`` from data of its own, a rare class may be missing in training by chance: no mistake, but a warning.
+    """
+    untrained: Level = "warning" if drawn else "error"
     train, val = counts["train"], counts["val"]
     n_train, n_val = sum(train.values()), sum(val.values())
     rows: list[tuple[Level, str, list[str], str]] = [
-        ("error", "untrained", [c for c in train if n_train and not train[c] and val[c]], f"validation {things}, but none to train on"),
+        (untrained, "untrained", [c for c in train if n_train and not train[c] and val[c]], f"validation {things}, but none to train on"),
         ("warning", "empty", [c for c in train if n_train and not train[c] and not val[c]], f"no {things} at all, so it can't be learnt"),
         (
             "warning",
