@@ -5,21 +5,21 @@ from typing import Any
 SMALL: dict[str, dict[str, Any]] = {
     "segment": {
         "head": {"preset": "small"},
-        "dense": {"resize": "fixed", "input_size": (256, 256), "antialias": True, "flip_y": 0.5, "distort": True},
+        "dense": {"resize": "fixed", "input_size": (256, 256), "antialias": True, "distort": True},
         "optim": {"lr": 1e-3, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 1e-5},
         "loop": {"batch_size": 8, "epochs": 40, "eval_every": 4},
     },
     "detect": {
         "head": {"preset": "small"},
-        "dense": {"short": 320, "long": 512, "antialias": True, "distort": True},
-        "optim": {"lr": 5e-4, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 5e-6, "clip_grad": 10.0},
-        "loop": {"batch_size": 8, "epochs": 60, "eval_every": 5},
+        "dense": {"short": 256, "long": 416, "antialias": True, "scale": (0.75, 1.25), "distort": True},
+        "optim": {"lr": 1e-3, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 1e-5, "clip_grad": 10.0},
+        "loop": {"batch_size": 4, "epochs": 24, "eval_every": 4, "ema_decay": 0.99},
     },
     "instances": {
         "head": {"preset": "small"},
-        "dense": {"short": 256, "long": 416, "antialias": True, "distort": True},
-        "optim": {"lr": 5e-4, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 5e-6, "clip_grad": 10.0},
-        "loop": {"batch_size": 4, "epochs": 40, "eval_every": 4},
+        "dense": {"short": 256, "long": 416, "antialias": True, "scale": (0.75, 1.25), "distort": True},
+        "optim": {"lr": 1e-3, "reference_batch": 8, "warmup_epochs": 2, "min_lr": 1e-5, "clip_grad": 10.0},
+        "loop": {"batch_size": 4, "epochs": 24, "eval_every": 4, "ema_decay": 0.99},
     },
     "video": {
         "model": {"name": "mvit_mini_8x2"},
