@@ -209,6 +209,16 @@ def test_it_learns_and_writes_what_a_run_folder_holds(straight: Path) -> None:
     assert log.count("images/s") >= 4
 
 
+@pytest.mark.slow
+def test_a_compiled_run_learns_and_its_weights_are_those_of_the_plain_network(tmp_path: Path) -> None:
+    run_tiny(tmp_path, compile=True)
+    state = newest(tmp_path)
+    assert (state.progress.best or 0) > 0.75
+    assert state.part("model").keys() == TinyNet(True).state_dict().keys()
+    with pytest.raises(UserError, match=r"loop\.compile: True in the run, False now"):
+        run_tiny(tmp_path, resume=True)
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(straight: Path, tmp_path: Path) -> None:
     """PB-76, and determinism mode."""
     torch.rand(7)  # whatever was drawn before must not matter

@@ -3,17 +3,19 @@
 import hashlib
 import os
 import random
+import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from torch import nn
 
 from pyramidvit.errors import UserError
 
@@ -34,6 +36,19 @@ def make_accelerator(device: Device = "auto", precision: Precision = "auto") -> 
         raise UserError("fp16 needs an accelerator with a loss scaler and the device is the CPU; use bf16 or fp32.")
     AcceleratorState._reset_state(reset_partial_state=True)  # else a second run in one process could have no other device or precision
     return Accelerator(cpu=chosen == "cpu", mixed_precision="no" if precision == "fp32" else precision)
+
+
+def compiled(network: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
+    """The network behind torch.compile, which works at the first call for each size: eight sizes at most, others run as without.
+
+    One graph for all sizes fails in training: torch 2.14 can't order the strides of maps whose sides are quotients of unknowns.
+    UserError without a C++ compiler.
+    """
+    if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
+        raise UserError("torch.compile needs a C++ compiler, and none is installed: install g++ or clang, or do without.")
+    module = torch.compile(network, dynamic=False, backend=backend)
+    assert isinstance(module, nn.Module)
+    return module
 
 
 @contextmanager

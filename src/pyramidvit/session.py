@@ -31,7 +31,7 @@ from pyramidvit.optim import (
     steps,
 )
 from pyramidvit.runs import RunFolder
-from pyramidvit.runtime import seed_everything, seed_of
+from pyramidvit.runtime import compiled, seed_everything, seed_of
 from pyramidvit.tasks import Task
 
 MAY_CHANGE = {
@@ -49,7 +49,7 @@ class Session:
     config: RunConfig
     accelerator: Accelerator
     model: Any
-    """The network itself; ``net`` is the same one behind precision and process group."""
+    """The network itself; ``net`` is the same one behind precision, process group and compiler."""
     net: nn.Module
     optimizer: torch.optim.Optimizer
     stepper: Any
@@ -176,6 +176,8 @@ def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int)
     world, rank = accelerator.num_processes, accelerator.process_index
     plan = EpochPlan(samples, loop.batch_size, seed=loop.seed, repeats=config.augment.repeats, rank=rank, world=world)
     net, stepper = accelerator.prepare(model, optimizer)
+    if loop.compile:
+        net = compiled(net)
     session = Session(task, config, accelerator, model, net, optimizer, stepper, ema, plan, [])
     session.notes = first_notes(session, frozen)
     return session

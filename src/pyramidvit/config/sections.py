@@ -252,6 +252,8 @@ class LoopConfig(Section):
     """Where to compute."""
     threads: Count | None = None
     """CPU threads; all cores if not given."""
+    compile: bool = False
+    """Train through torch.compile, which takes a minute for each size of the input, eight at most, and needs a C++ compiler."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of weights, order, augmentation and dropout: the same seed on the same machine gives the same bits on the CPU."""
     deterministic: bool = False
