@@ -105,21 +105,22 @@ def precision_recall_picture(result: PrecisionRecall) -> bytes:
 def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """PNG of a run's curves over epochs, from the rows of metrics.jsonl: losses, shares from 0 to 1 such as top1, learning rate.
 
-    Names with "loss" in them are losses and ``lr`` is the learning rate; of the others those are drawn whose values are all from 0 to 1.
+    Names with "loss" in them or of training are losses and ``lr`` is the learning rate; of the others those are drawn whose values are all
+    from 0 to 1.
     A row may lack a name, for instance in epochs without evaluation.
     """
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
 
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("epoch", "step")]
     curves = {name: [(row["epoch"], row[name]) for row in rows if isinstance(row.get(name), int | float)] for name in names}
-    losses = {name: points for name, points in curves.items() if "loss" in name and points}
+    losses = {name: points for name, points in curves.items() if ("loss" in name or name.startswith("train_")) and points}
     rate = {name: points for name, points in curves.items() if name == "lr" and points}
     others = {name: points for name, points in curves.items() if name not in losses and name not in rate and points}
     shares = {name: points for name, points in others.items() if all(0 <= value <= 1 for _, value in points)}
     panels = [(title, group) for title, group in (("loss", losses), ("share", shares), ("learning rate", rate)) if group]
     if not panels:
         raise ValueError("There is no curve to draw: the rows hold no loss, no share and no learning rate.")
-    figure, all_axes = _figure(7, 1.9 * len(panels) + 0.3, len(panels))
+    figure, all_axes = _figure(8.5, 2.0 * len(panels) + 0.3, len(panels))
     for axes, (title, group) in zip(all_axes, panels, strict=True):
         for (name, points), colour, dash in zip(group.items(), cycle((BLUE, RED, GREEN, PURPLE, ORANGE)), cycle(("-", "--", "-.", ":"))):
             places, values = zip(*points, strict=True)
@@ -127,7 +128,7 @@ def curves_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
         axes.set_ylabel(title)
         axes.grid(color=TRACK)
         if group is not rate:
-            axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+            axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.03), borderaxespad=0)
     epochs = [row["epoch"] for row in rows]
     all_axes[-1].set_xlim(min(epochs) - 0.5, max(epochs) + 0.5)
     all_axes[-1].set_xlabel("epoch")
