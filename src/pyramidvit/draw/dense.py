@@ -98,7 +98,7 @@ def annotate_detections(
     if not legend:
         return picture
     hidden = len(detections) - len(found)
-    notes = [f"{len(found)} found" + (f", {hidden} below score {min_score:g} not shown" if hidden else "")]
+    notes = [f"{len(found)} found" + (f", {hidden} below score {min_score:.2g} not shown" if hidden else "")]
     notes += [f"{len(truth.labels)} true objects: dashed"] if truth is not None else []
     counts = {label: labels.count(label) for label in sorted(set(labels))}
     entries = [(f"{count} × {detections.classes[label]}", colours[label]) for label, count in counts.items()]
