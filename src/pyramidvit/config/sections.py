@@ -116,13 +116,13 @@ class HeadConfig(Section):
     """Mask R-CNN: regions per picture that learn."""
     proposals: Count | None = None
     """Mask R-CNN: best proposals of a picture that are kept."""
-    strides: tuple[Count, ...] | None = None
+    strides: Annotated[tuple[Count, ...] | None, PerChannel] = None
     """Levels of the pyramid: input pixels per cell, each twice the one before."""
     anchor_scale: Positive | None = None
     """Side of a level's smallest anchor, in strides; `pyramidvit check` proposes one."""
     anchor_octaves: Count | None = None
     """RetinaNet: anchor sizes per level, in equal ratios up to twice the smallest one."""
-    anchor_ratios: tuple[Positive, ...] | None = None
+    anchor_ratios: Annotated[tuple[Positive, ...] | None, PerChannel] = None
     """Heights of anchors divided by their widths; `pyramidvit check` proposes some."""
     score_threshold: Share | None = None
     """What is found needs a higher score."""
@@ -224,7 +224,7 @@ class OptimConfig(Section):
     """How the learning rate falls after the warm-up: a half cosine, a power of what is left, or to a tenth at each milestone."""
     power: Positive = 0.9
     """Exponent of schedule poly."""
-    milestones: tuple[Share, ...] = (8 / 12, 11 / 12)
+    milestones: Annotated[tuple[Share, ...], PerChannel] = (8 / 12, 11 / 12)
     """Shares of the run at which schedule step falls."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-5
     """Learning rate at the end of the schedule, not scaled; at most the scaled learning rate is used."""
