@@ -1,5 +1,8 @@
-"""The one error that is the user's to mend."""
+"""The one error that is the user's to mend, and what its messages are made of."""
 
+import difflib
+from collections.abc import Iterable
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +24,25 @@ class BadFileError(UserError):
 
     def __reduce__(self) -> tuple[type["BadFileError"], tuple[Any, ...]]:
         return type(self), (self.path, self.reason)  # survives the way from a worker process
+
+
+def expect(fits: bool, name: str, value: object, wanted: str) -> None:
+    """UserError unless the argument ``name`` fits: what was wanted, and what came."""
+    if not fits:
+        raise UserError(f"{name} has to be {wanted}; got {value!r}.")
+
+
+def is_whole(value: object, least: int | None = None) -> bool:
+    """Whether it is a whole number, NumPy's included and truth values not, of at least ``least``."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+
+
+def is_share(value: object) -> bool:
+    """Whether it is a number from 0 and below 1."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < 1
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Up to ``count`` known names that are like a wrong one, in whatever case it was written, the nearest first."""
+    folded = {other.casefold(): other for other in known}
+    return [folded[other] for other in difflib.get_close_matches(name.casefold(), folded, count, 0.5)]

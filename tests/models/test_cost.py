@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pyramidvit import create_model
+from pyramidvit.cli import main
 from pyramidvit.models.cost import growing_sizes, measure_cost, saved_bytes
 
 GIGA_MACS = {"pvt_v2_b0": 0.566, "pvt_v2_b1": 2.108, "pvt_v2_b2": 4.027, "pvt_v2_b2_li": 3.889, "pvt_v2_b3": 6.897, "pvt_v2_b4": 10.101}
@@ -49,6 +50,25 @@ def test_activation_memory_is_what_a_training_step_keeps(name, size, monkeypatch
     with torch.device("meta"):
         counted, x = create_model(name), torch.empty(*size)
     assert saved_bytes(counted, x) == saved_bytes(real, torch.randn(*size)) > 0
+
+
+def test_class_attention_is_counted():
+    """Networks that call their blocks with a parameter, the class token."""
+    pytest.importorskip("timm", reason="from the timm extra")
+    counted = cost("timm/cait_xxs24_224")
+    assert counted.params == 11_956_264
+    assert counted.macs / 1e9 == pytest.approx(2.53, rel=0.02), "as published"
+    assert counted.activation_bytes > 0
+
+
+@pytest.mark.parametrize(("name", "classes", "per"), [("mvitv2_small_16x4", 400, "per clip in"), ("mvitv2_tiny", 1000, "per picture in")])
+def test_info_counts_the_published_classes(name, classes, per, capsys):
+    with pytest.raises(SystemExit):
+        main(["info", name, "--size", "64"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert per in out
+    head = f"{768 * classes + classes:,}"
+    assert head in out
 
 
 def test_sizes_to_see_growth_at():

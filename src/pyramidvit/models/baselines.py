@@ -7,7 +7,6 @@ What timm leaves to its users, such as the sizes that a network takes, is found 
 Shapes: B batch, C channels, H W pixels, D embedding.
 """
 
-import difflib
 import fnmatch
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +20,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyramidvit.errors import UserError
+from pyramidvit.errors import UserError, nearest
 from pyramidvit.models.feature_pyramid import FeaturePyramid
-from pyramidvit.models.layers import Backbone, FeatureInfo, check_picture
+from pyramidvit.models.layers import Backbone, FeatureInfo
 
 PREFIX = "timm/"
 STRIDES = (4, 8, 16, 32)
@@ -50,7 +49,7 @@ def known(name: str) -> str:
     """timm's own name of ``timm/<name>``. UserError with the nearest names when timm has none such, addresses of files included."""
     timm, bare = import_timm(), name.removeprefix(PREFIX)
     if not timm.is_model(bare):
-        close = difflib.get_close_matches(bare, timm.list_models(), n=3, cutoff=0.5)
+        close = nearest(bare, timm.list_models())
         hint = f"; did you mean {' or '.join(PREFIX + other for other in close)}?" if close else "."
         raise UserError(f"timm has no network {bare!r}{hint} `pyramidvit models 'timm/*'` lists all.")
     return bare
@@ -180,7 +179,7 @@ class TimmBackbone(Backbone):
             if "drop_path_rate" not in found.accepts:
                 raise UserError(f"timm/{name} has no drop path: leave drop_path_rate out.")
             settings["drop_path_rate"] = drop_path_rate
-        self.name, self.survey = name, found
+        self.name, self.survey = PREFIX + name, found
         self.net: Any = timm.create_model(name, pretrained=False, in_chans=in_chans, num_classes=0, **settings)
         strides = [STRIDES[i] for i in self.out_indices]
         self.pyramid: FeaturePyramid | None = None
@@ -202,7 +201,7 @@ class TimmBackbone(Backbone):
         maps = self._run(x, lambda padded: _maps(self.net, padded, self.levels))
         if self.survey.stride is not None:
             if self.pyramid is None:
-                raise ValueError(f"timm/{self.name} has one scale and was built to classify; build it with features_only=True for maps.")
+                raise ValueError(f"{self.name} has one scale and was built to classify; build it with features_only=True for maps.")
             maps = self.pyramid(maps[-1])
         elif self.survey.step == 1:
             return maps
@@ -214,7 +213,7 @@ class TimmBackbone(Backbone):
 
     def _run(self, x: Tensor, what: Callable[[Tensor], Any]) -> Any:
         """Do it to pictures of a size that the network takes."""
-        check_picture(x, self.in_chans)
+        self.check_input(x)
         H, W = x.shape[-2:]
         self.check_size((H, W))
         step = self.survey.step or 1
@@ -223,7 +222,7 @@ class TimmBackbone(Backbone):
     def check_size(self, size: tuple[int, int]) -> None:
         if self.survey.step is None and size != self.survey.size:
             own, got = ("{}x{}".format(*sides) for sides in (self.survey.size, size))
-            raise UserError(f"timm/{self.name} takes pictures of {own} only, got {got}: set the size to {own}, or choose another network.")
+            raise UserError(f"{self.name} takes pictures of {own} only, got {got}: set the size to {own}, or choose another network.")
 
     def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of a file of ours, whole or a bare backbone, or of timm's, whose last layer is our head."""
@@ -253,7 +252,7 @@ class TimmBackbone(Backbone):
         try:
             self.net.set_grad_checkpointing(on)
         except AssertionError:  # how timm's networks say so
-            raise UserError(f"timm/{self.name} can't recompute activations: leave grad_checkpointing out.") from None
+            raise UserError(f"{self.name} can't recompute activations: leave grad_checkpointing out.") from None
         self.checkpointing = on
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TimmBackbone":

@@ -61,11 +61,16 @@ def measure_cost(name: str, build: Callable[[], Classifier], size: tuple[int, in
     shapes: dict[str, tuple[int, ...]] = {}
     parts = _parts(model)
     hooks = [part.register_forward_hook(_note_shape(shapes, key)) for key, part in parts.items()]
+    learned = [p for p in model.parameters() if p.requires_grad]
+    for parameter in learned:  # the counter asks for the gradients of what modules are called with, which are off
+        parameter.requires_grad_(False)
     # The fused attention kernels are opaque to the counter; the plain one is not.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         model(x)
     for hook in hooks:
         hook.remove()
+    for parameter in learned:
+        parameter.requires_grad_()
     counts = counter.get_flop_counts()
     prefix = type(model).__name__
     rows = tuple(

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pyramidvit.errors import UserError, expect, is_whole
 from pyramidvit.models.kernels import GeluLinear, Linear, conv_gelu, has_onednn, linear, linear_gelu
 
 FEW_TOKENS = 2 * 56 * 56
@@ -39,6 +40,8 @@ class Backbone(nn.Module):
     input_shape: tuple[int, ...]
     embed_dropout = 0.0
     """Dropout between ``embed`` and a classifier's last layer in the published training."""
+    name = ""
+    """Of networks that are not told from their tensors."""
     classify_only: tuple[str, ...] = ()
     """Beginnings of the names of parameters that only ``classify`` builds."""
 
@@ -53,6 +56,11 @@ class Backbone(nn.Module):
     def embed(self, x: Float[Tensor, "B C *size"]) -> Float[Tensor, "B D"]:
         """The vector that a classifier's last layer sees; needs ``classify=True`` at construction."""
         raise NotImplementedError
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise with what was expected and what came unless x is a batch that this network takes."""
+        (check_clip if len(self.input_shape) == 4 else check_picture)(x, self.in_chans)
+        check_values(x, next(self.parameters()).dtype)
 
     def check_classify(self) -> None:
         """Raise unless this network was built to classify."""
@@ -99,14 +107,15 @@ class Backbone(nn.Module):
 
 def resolve_out_indices(out_indices: Sequence[int], levels: int = 4) -> tuple[int, ...]:
     """Indices of the wanted maps, negative ones counted from the coarsest, as rising numbers from 0."""
+    expect(isinstance(out_indices, Sequence) and all(map(is_whole, out_indices)), "out_indices", out_indices, "several whole numbers")
     valid = f"Valid indices are {list(range(levels))} (finest to coarsest), or {list(range(-levels, 0))} from the coarsest end."
     if not out_indices:
-        raise ValueError(f"out_indices is empty: name at least one map. {valid}")
+        raise UserError(f"out_indices is empty: name at least one map. {valid}")
     if wrong := [i for i in out_indices if not -levels <= i < levels]:
-        raise ValueError(f"out_indices {tuple(out_indices)} asks for maps that don't exist: {wrong}. {valid}")
+        raise UserError(f"out_indices {tuple(out_indices)} asks for maps that don't exist: {wrong}. {valid}")
     indices = tuple(i % levels for i in out_indices)
     if list(indices) != sorted(set(indices)):
-        raise ValueError(f"out_indices {tuple(out_indices)} must rise without repeats. {valid}")
+        raise UserError(f"out_indices {tuple(out_indices)} must rise without repeats. {valid}")
     return indices
 
 
@@ -137,6 +146,20 @@ def check_clip(x: Tensor, in_chans: int) -> None:
     if x.shape[2] == 0:
         raise ValueError(f"{wanted}: a clip needs at least one frame.")
     _check_size(x, "Frames")
+
+
+def check_values(x: Tensor, dtype: torch.dtype) -> None:
+    """Raise unless x holds at least one input, of values that a network with parameters of this type takes."""
+    if x.shape[0] == 0:
+        raise ValueError(f"The batch is empty, got {tuple(x.shape)}: give at least one picture or clip.")
+    if x.dtype == dtype or (x.is_floating_point() and x.dtype != torch.float64 and _is_autocast(x.device.type)):
+        return
+    hint = f"x.to({dtype})" if x.is_floating_point() else f"(x.to({dtype}) / 255 - mean) / std for pictures of 8 bits"
+    raise ValueError(f"This network computes with {dtype}, got values of {x.dtype}: {hint}.")
+
+
+def _is_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _check_size(x: Tensor, things: str) -> None:

@@ -24,8 +24,6 @@ from pyramidvit.models.layers import (
     DropPath,
     FeatureInfo,
     FeedForward,
-    check_clip,
-    check_picture,
     drop_path_rates,
     init_linear,
     run_block,
@@ -232,8 +230,7 @@ class MViT(Backbone):
 
     def _run(self, x: Float[Tensor, "B C *size"]) -> tuple[list[Float[Tensor, "B _ *G"]], Float[Tensor, "B N D"]]:
         """All maps, and the last stage's tokens."""
-        check = check_clip if len(self.config.size) == 3 else check_picture
-        check(x, self.in_chans)
+        self.check_input(x)
         x = self.patches(x)
         grid = tuple(x.shape[1:-1])
         x = self._tokens(x)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyramidvit.errors import UserError
 from pyramidvit.models.epsilon import PatchEpsilon
 from pyramidvit.models.kernels import Linear
 from pyramidvit.models.layers import (
@@ -22,7 +23,6 @@ from pyramidvit.models.layers import (
     DropPath,
     FeatureInfo,
     FeedForward,
-    check_picture,
     drop_path_rates,
     init_linear,
     run_block,
@@ -55,7 +55,7 @@ class PVTConfig:
     def __post_init__(self) -> None:
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
-                raise ValueError(
+                raise UserError(
                     f"Stage width {width} is not a multiple of its {heads} heads; the next multiple is {-(-width // heads) * heads}."
                 )
 
@@ -165,7 +165,7 @@ class PVT(PatchEpsilon):
 
     def _run(self, x: Float[Tensor, "B C H W"]) -> tuple[list[Float[Tensor, "B _ _ _"]], Float[Tensor, "B *N D"]]:
         """All maps, and the last stage's tokens, before which the class token stands, if there is one."""
-        check_picture(x, self.in_chans)
+        self.check_input(x)
         x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
         maps = []
         for i, stage in enumerate(self.stages):

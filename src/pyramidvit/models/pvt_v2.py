@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyramidvit.errors import UserError
 from pyramidvit.models.epsilon import PatchEpsilon
 from pyramidvit.models.kernels import Linear
 from pyramidvit.models.layers import (
@@ -19,7 +20,6 @@ from pyramidvit.models.layers import (
     DropPath,
     FeatureInfo,
     TokenConv,
-    check_picture,
     drop_path_rates,
     gelu,
     init_weights,
@@ -53,7 +53,7 @@ class PVTv2Config:
     def __post_init__(self) -> None:
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
-                raise ValueError(
+                raise UserError(
                     f"Stage width {width} is not a multiple of its {heads} heads; the next multiple is {-(-width // heads) * heads}."
                 )
 
@@ -172,7 +172,7 @@ class PVTv2(PatchEpsilon):
         self.apply(init_weights)
 
     def forward(self, x: Float[Tensor, "B C H W"]) -> list[Float[Tensor, "B _ _ _"]]:
-        check_picture(x, self.in_chans)
+        self.check_input(x)
         x = x.permute(0, 2, 3, 1)  # (B, H, W, C)
         maps = []
         for stage in self.stages:

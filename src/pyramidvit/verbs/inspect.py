@@ -84,7 +84,7 @@ def info(
     *,
     shape: InputShape | None = None,
     in_chans: Count = 3,
-    num_classes: Count = 1000,
+    num_classes: Annotated[Count | None, Parameter(show_default=False)] = None,
     growth: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
@@ -93,7 +93,7 @@ def info(
     Args:
         name: Network; `pyramidvit models` lists the names.
         in_chans: Channels of the input.
-        num_classes: Classes of the head.
+        num_classes: Classes of the head; those that the network was published for if not given.
         growth: Show also what twice and four times the height and width cost.
         json: Print the numbers as JSON, nothing else.
     """
@@ -117,7 +117,8 @@ def info(
 
 def _cost_table(cost: Cost) -> Table:
     shape = "x".join(map(str, cost.input_shape))
-    memory = f"{cost.activation_bytes / 2**20:,.0f} MiB kept per picture in a training step"
+    thing = "clip" if len(cost.input_shape) == 4 else "picture"
+    memory = f"{cost.activation_bytes / 2**20:,.0f} MiB kept per {thing} in a training step"
     table = Table(
         title=f"{cost.model} on {shape}", caption=f"Multiply-adds include the products of attention. Activations in fp32: {memory}."
     )

@@ -4,13 +4,12 @@ Names are ``network.tag``. A tag without a library's name is the authors' own fi
 those of other libraries. Numbers are the publishers' own, in percent.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from pyramidvit.errors import UserError
+from pyramidvit.errors import UserError, nearest
 from pyramidvit.types import Preprocess
 
 SSV2 = "Something-Something v2"
@@ -23,6 +22,12 @@ CLIPS = Preprocess(interpolation="bilinear", mean=(0.45,) * 3, std=(0.225,) * 3)
 """Kinetics as SlowFast measures it, one crop: short side to 256, centre crop 224."""
 LARGE_CLIPS = Preprocess(size=(312, 312), interpolation="bilinear")
 """The same for MViT v2 large: short side to 356, crop 312, ImageNet statistics."""
+DENSE = {
+    "retinanet": Preprocess(size=(800, 1333), crop=1.0, interpolation="bilinear"),
+    "mask_rcnn": Preprocess(size=(800, 1333), crop=1.0, interpolation="bilinear"),
+    "semantic_fpn": Preprocess(size=(512, 2048), crop=1.0, interpolation="bilinear"),
+}
+"""Detectors and segmenters: pictures keep their shape, in the largest size whose short and long side fit."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,7 @@ class Published:
     layout: str
     numbers: Mapping[str, float]
     classes: str = "ImageNet-1k"
-    preprocess: Preprocess | None = PICTURES
-    """None for detectors and segmenters, whose inputs keep their shape."""
+    preprocess: Preprocess = PICTURES
     head: str = "classify"
     mib: float | None = None
     bgr: bool = False
@@ -92,7 +96,7 @@ _PVT_FILES = (
         for name, _, top1 in PVT[4:]
     ),
     *(
-        Published(f"{name}.{tag}", f"{DRIVE}/{key}/view", "official", numbers, classes, None, head)
+        Published(f"{name}.{tag}", f"{DRIVE}/{key}/view", "official", numbers, classes, DENSE[head], head)
         for name, tag, key, numbers, classes, head in (
             ("pvt_tiny", "coco_retinanet", "1ZbS-g3oqAChkYiDYTiZLzw61lal2pgbl", {"box_ap": 36.7}, "COCO", "retinanet"),
             ("pvt_small", "coco_retinanet", "1U02ngyT_IYxS8SlU3WXf5r0TFsoBE3Lm", {"box_ap": 40.4}, "COCO", "retinanet"),
@@ -101,7 +105,15 @@ _PVT_FILES = (
         )
     ),
     *(
-        Published(f"{name}.mmdet_coco_retinanet", f"{MMDET}/{file}/{file}_{date}.pth", "mmdet", {"box_ap": ap}, "COCO", None, "retinanet")
+        Published(
+            f"{name}.mmdet_coco_retinanet",
+            f"{MMDET}/{file}/{file}_{date}.pth",
+            "mmdet",
+            {"box_ap": ap},
+            "COCO",
+            DENSE["retinanet"],
+            "retinanet",
+        )
         for name, file, date, ap in (
             ("pvt_tiny", "retinanet_pvt-t_fpn_1x_coco", "20210831_103110-17b566bd", 36.6),
             ("pvt_small", "retinanet_pvt-s_fpn_1x_coco", "20210906_142921-b6c94a5b", 40.4),
@@ -175,7 +187,14 @@ _MVIT_CLIPS = (
         CLIPS,
     ),
     *(
-        Published(f"{name}.mmaction2_{tag}", f"{MMACTION}/{file}.pth", "mmaction2", {"top1": top1}, classes, CLIPS)
+        Published(
+            f"{name}.mmaction2_{tag}",
+            f"{MMACTION}/{file}.pth",
+            "mmaction2",
+            {"top1": top1},
+            classes,
+            LARGE_CLIPS if "large" in name else CLIPS,
+        )
         for name, tag, file, top1, classes in (
             ("mvitv2_small_16x4", "k400", "mvit-small-p244_16x4x1_kinetics400-rgb_20221021-9ebaaeed", 81.1, "Kinetics-400"),
             ("mvitv2_base_32x3", "k400", "mvit-base-p244_32x3x1_kinetics400-rgb_20221021-f392cd2d", 82.6, "Kinetics-400"),
@@ -195,8 +214,8 @@ def find(name: str) -> Published:
     """The published file of that name. UserError with the nearest names for any other."""
     if name in ZOO:
         return ZOO[name]
-    tags = [record.name for record in ZOO.values() if record.model == name.partition(".")[0]]
-    close = tags or difflib.get_close_matches(name, ZOO, n=3, cutoff=0.5) or list(ZOO)[:3]
+    tags = [record.name for record in ZOO.values() if record.model == name.partition(".")[0].casefold()]
+    close = tags or nearest(name, ZOO) or list(ZOO)[:3]
     raise UserError(f"There are no published weights {name!r}; did you mean {' or '.join(close)}? `pyramidvit weights` lists all.")
 
 
@@ -209,6 +228,20 @@ def pretrained(model: str) -> Published:
     known = ", ".join(dict.fromkeys(record.model for record in ZOO.values() if not record.by_hand))
     remedy = f"Fetch {' or '.join(by_hand)} in a browser and give the file as weights." if by_hand else f"Networks with weights: {known}."
     raise UserError(f"Nobody publishes weights of {model} that can be fetched. {remedy}")
+
+
+def classes_of(model: str, weights: object = None) -> int:
+    """How many classes a classifier has if nobody says: those of the published ``weights``, else those that the network was made for."""
+    record = ZOO.get(str(weights)) or next((record for record in ZOO.values() if record.model == model), None)
+    if record is not None and record.head == "classify":
+        return NUM_CLASSES[record.classes]
+    return NUM_CLASSES["Kinetics-400" if clip_of(model) else "ImageNet-1k"]
+
+
+def clip_of(model: str) -> tuple[int, int] | None:
+    """Frames of a clip network's input, and the step from one to the next, which its name tells; None for pictures."""
+    found = re.search(r"_(\d+)x(\d)$", model)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def class_names(classes: str) -> tuple[str, ...]:
