@@ -121,7 +121,7 @@ def test_a_file_arrives_whole_and_is_fetched_once(server, record, cache):
 
 def test_a_cut_download_goes_on_where_it_stopped(server, record, cache):
     server.answer = cut
-    with pytest.raises(UserError, match=r"cut after 1,200,000 of 1,280,000 bytes.*put it at .*pvt_tiny\.in1k\.pth"):
+    with pytest.raises(UserError, match=r"cut after 1,200,000 of 1,280,000 bytes; what has come is kept.*put it at .*pvt_tiny\.in1k\.pth"):
         get(record)
     assert [r.get("Range") for r in server.requests] == [None, "bytes=300000-", "bytes=600000-", "bytes=900000-"]
     assert not (cache / record.file_name).exists(), "what is not whole has no name"
@@ -278,11 +278,14 @@ def test_a_server_that_is_silent_counts_as_cut(server, record, monkeypatch):
     assert len(server.requests) == 2
 
 
-def test_no_server_at_all(server, record):
+def test_no_server_at_all(server, record, cache):
+    """Where nothing came, nothing is said to be kept."""
     server.http.shutdown()
     server.http.server_close()
-    with pytest.raises(UserError, match=r"refused.*Fetch http"):
+    with pytest.raises(UserError, match=r"refused.*Fetch http") as error:
         get(record)
+    assert "what has come is kept" not in str(error.value)
+    assert left(cache) == []
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])

@@ -3,12 +3,13 @@
 import re
 
 import pytest
+import torch
 
 from pyramidvit.errors import UserError
-from pyramidvit.models import list_models
+from pyramidvit.models import BACKBONES, list_models
 from pyramidvit.weights import zoo
 from pyramidvit.weights.layouts import LAYOUTS
-from pyramidvit.weights.zoo import CLIPS, LARGE_CLIPS, NUM_CLASSES, PICTURES, ZOO, class_names, find, pretrained
+from pyramidvit.weights.zoo import CLIPS, DENSE, LARGE_CLIPS, NUM_CLASSES, PICTURES, ZOO, class_names, clip_of, find, pretrained
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -20,9 +21,14 @@ def test_every_record_is_whole(name):
     assert record.layout in {layout.library for layout in LAYOUTS}
     assert record.licence in ("Apache-2.0", "BSD-3-Clause")
     assert all(1 < number < 100 for number in record.numbers.values())
-    assert (record.preprocess is None) == (record.head != "classify")
-    clips = re.search(r"\d+x\d", record.model) is not None
-    assert record.preprocess in ((CLIPS, LARGE_CLIPS) if clips else (PICTURES, None))
+    with torch.device("meta"):
+        *frames, height, width = BACKBONES[record.model][0](BACKBONES[record.model][1]).input_shape[1:]
+    assert clip_of(record.model) is None or clip_of(record.model)[0] == frames[0]
+    if record.head == "classify":
+        assert record.preprocess in ((CLIPS, LARGE_CLIPS) if frames else (PICTURES,))
+        assert record.preprocess.size == (height, width), "what the network was trained on"
+    else:
+        assert record.preprocess == DENSE[record.head]
     assert record.classes in NUM_CLASSES
     assert record.head in ("classify", "retinanet", "mask_rcnn", "semantic_fpn")
 
@@ -35,8 +41,10 @@ def test_the_official_crop_is_kept_for_files_of_other_libraries():
     """Other libraries crop 0.9 or not at all, for which the numbers were not published."""
     for tag in ("in1k", "timm_in1k", "hf_in1k"):
         preprocess = find(f"pvt_v2_b2.{tag}").preprocess
-        assert preprocess is not None
         assert (preprocess.size, preprocess.crop, preprocess.interpolation) == ((224, 224), 0.875, "bicubic")
+    for tag in ("k400", "mmaction2_k400", "mmaction2_ssv2"):
+        assert find(f"mvitv2_large_40x3.{tag}").preprocess == LARGE_CLIPS
+        assert find(f"mvitv2_base_32x3.{tag}").preprocess == CLIPS
     assert round(LARGE_CLIPS.size[0] / LARGE_CLIPS.crop) in (356, 357)
 
 

@@ -86,9 +86,8 @@ class PictureTask:
     def start_from(self, file: str, model: nn.Module) -> None:
         """Fill a model from a file or published weights; last layers made for other classes are left out."""
         tensors, meta = obtain(file, offline=self.config.model.offline)
-        if meta is not None and meta.classes != self.classes:
-            tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(self.head)}
-        self.load_report = weights.load(model, tensors, new_classes=True, inflate=self.inflates(tensors))
+        anew = (self.head,) if meta is not None and meta.classes != self.classes else ()
+        self.load_report = weights.load(model, tensors, new_classes=True, inflate=self.inflates(tensors), anew=anew)
 
     def inflates(self, tensors: Mapping[str, Tensor]) -> bool:  # noqa: ARG002  clips do
         """Whether these weights are of a picture network and are to become those of a clip network."""

@@ -15,8 +15,9 @@ from pyramidvit import weights
 from pyramidvit.errors import UserError
 from pyramidvit.files import write_bytes, write_tensors
 from pyramidvit.models import create_model
+from pyramidvit.models.baselines import PREFIX
 from pyramidvit.models.layers import Backbone
-from pyramidvit.weights.guess import guess
+from pyramidvit.weights.guess import guess, shape_of
 from pyramidvit.weights.layouts import Written, find, to_library
 from pyramidvit.weights.source import obtain
 
@@ -34,7 +35,8 @@ def convert(
     """Write weights in another library's names, or in ours, and say what became of every tensor.
 
     Args:
-        source: Weights of ours or of a known library: a file, a published name such as pvt_v2_b2.in1k, or hf:owner/name.
+        source: Weights of ours or of a known library: a file, a published name such as pvt_v2_b2.in1k, or hf:owner/name. #NAME
+            behind it chooses one of several networks in a file, such as last.pth#model_ema.
         out: File to write: .safetensors, or for other libraries .pth or .pyth.
         model: Network that the weights are of; found out from names and shapes if not given.
         layout: Whose names to use: own, official, timm, transformers, mmdet, slowfast, mvit, torchvision, pytorchvideo, mmaction2 or
@@ -45,6 +47,8 @@ def convert(
         raise UserError(f"Can't write {out.name}: our weights are .safetensors files, those of other libraries may be .pth or .pyth, too.")
     if out.exists():
         raise UserError(f"{out} is there already, and nothing is overwritten: choose another name, or remove it first.")
+    if model is not None and model.startswith(PREFIX):
+        raise UserError(f"{model} has timm's own names here, too, so there is nothing to convert: give its file as --weights as it is.")
     tensors, meta = obtain(source)
     name, network = _network(tensors, model)
     report = weights.load(network, tensors)
@@ -68,7 +72,7 @@ def _network(tensors: Mapping[str, Tensor], name: str | None) -> tuple[str, torc
     body = {key.removeprefix("backbone."): tensor for key, tensor in named.items() if key.startswith("backbone.")}
     name = name or guess(body)
     if name is None:
-        raise UserError("The file holds no published network that can be told from its names and shapes: name it with --model.")
+        raise UserError(f"The file holds no published network that can be told from its shapes ({shape_of(body)}): name it with --model.")
     stem = next(tensor for key, tensor in body.items() if key in ("patches.weight", "stages.0.patches.weight"))
     in_chans, head, classes = stem.shape[1], *_head(named)
     if head is None:

@@ -188,9 +188,8 @@ class Transfer:
                     return
                 except CutError as error:
                     if attempt == ATTEMPTS - 1:
-                        raise TransferError(
-                            f"{self.url}: {error}; what has come is kept, so that the next try goes on from there"
-                        ) from None
+                        kept = "; what has come is kept, so that the next try goes on from there" if self._goes_on() else ""
+                        raise TransferError(f"{self.url}: {error}{kept}") from None
                     time.sleep(min(2**attempt - 1, 5))
 
     def _attempt(self) -> None:
@@ -246,6 +245,9 @@ class Transfer:
 
     def _note(self) -> Path:
         return self.part.with_name(f"{self.part.name}.version")
+
+    def _goes_on(self) -> bool:
+        return self.file.seek(0, os.SEEK_END) > 0 and bool(self._version())
 
     def _version(self) -> str:
         """The server's name for the version of which ``file`` holds the beginning; empty when it gave none."""

@@ -25,6 +25,14 @@ def guess(tensors: Mapping[str, Tensor]) -> str | None:
     return best if best is not None and scores[best][0] >= ENOUGH else None
 
 
+def shape_of(tensors: Mapping[str, Tensor]) -> str:
+    """Blocks and channels of a backbone's stages, by our names, such as ``blocks 2, 2, 2, 2, channels 32, 64, 160, 256``."""
+    depths = depths_of(tensors, WIDTHS)
+    widths = [tensors.get(f"{WIDTHS.format(s=stage, j=depth - 1)}.weight") for stage, depth in enumerate(depths)]
+    channels = [str(len(tensor)) for tensor in widths if tensor is not None]
+    return f"blocks {', '.join(map(str, depths))}, channels {', '.join(channels)}" if channels else "without our stages"
+
+
 def _likeness(given: Mapping[str, list[int]], wanted: Mapping[str, list[int]]) -> tuple[float, float]:
     firm = [key for key in wanted if not _fitted(key)]
     same = [key for key in wanted if given.get(key) == wanted[key]]

@@ -9,32 +9,38 @@ from torch import Tensor, nn
 from pyramidvit.errors import UserError
 from pyramidvit.models.layers import Backbone
 from pyramidvit.weights.fit import CHANNELS, CLIPS, IN_TIME, TABLE, fit
-from pyramidvit.weights.guess import guess
+from pyramidvit.weights.guess import guess, shape_of
 from pyramidvit.weights.layouts import EXTRA, HEAD, Found, Layout, find
 from pyramidvit.weights.report import LoadReport, mismatch, sample
+from pyramidvit.weights.zoo import clip_of
 
 HEADS = ("head", "classifier", "cls_head", "neck", "decode_head", "auxiliary_head", "bbox_head", "rpn_head", "roi_head", "mask_head")
 HEADS += ("proposal_generator", "roi_heads", "fpn", "rpn", "class_tower", "box_tower", "classes", "boxes", "branches")
 """First parts of names, ours and others', of what stands on a backbone."""
 
+ANEW = "A training starts such layers anew by itself; in Python, load(…, new_classes=True) leaves them random."
+
 RESET = ""
 """What a tensor that keeps its random start is listed under."""
 
 
-def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool = False, inflate: bool = False) -> LoadReport:
+def load(
+    model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool = False, inflate: bool = False, anew: tuple[str, ...] = ()
+) -> LoadReport:
     """Fill ``model``, a backbone or a network with one as ``backbone``, from ``tensors`` in our own or a published layout.
 
     Every tensor of the file must have its place and every place its tensor. These differences are allowed, and reported: the first
-    convolution is fitted to another number of input channels (see `adapt_stem`); position tables are resized to the model's; what this
-    network has no use for, such as the head of another task, is dropped; with ``new_classes`` heads of another size, or that the file
-    lacks, keep their random start; with ``inflate`` a picture network becomes a clip network (see `inflated`; tables in time start at 0).
-    Weights whose layout has an epsilon of its own bring it along. Anything else, and values that are not finite, raise UserError, and the
-    model is left as it was.
+    convolution is fitted to another number of input channels (see `adapt_stem`); position tables are resized to the model's; values are
+    converted to the model's type; what this network has no use for, such as the head of another task, is dropped; with ``new_classes``
+    heads of another size, or that the file lacks, keep their random start, and so does what begins with ``anew`` by our names, whatever the
+    file has; with ``inflate`` a picture network becomes a clip network (see `inflated`; tables in time start at 0). Weights whose layout
+    has an epsilon of its own bring it along. Anything else, and values that are not finite, raise UserError, and the model is left as it
+    was.
     """
     target = Target.of(model)
     own = target.backbone.own_names(tensors)
     found = find(tensors) if own is None else Found(Layout("timm", "timm", "", {}, {}), own, {})
-    given = target.names(found.tensors)
+    given = {key: tensor for key, tensor in target.names(found.tensors).items() if not key.startswith(anew)}
     extra = given.pop(target.place + EXTRA, None)
     eps = found.layout.patch_eps if extra is None else extra.item()
     wanted = {key: value for key, value in model.state_dict().items() if not key.endswith(EXTRA)}
@@ -59,6 +65,11 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
         state[key] = fitted[0]
         for fate in fitted[1]:
             fates.setdefault(fate, []).append(key)
+    cast = {
+        key: f"from {_type(given[key])} to {_type(tensor)}"
+        for key, tensor in wanted.items()
+        if key in given and key not in fates.get(RESET, ()) and given[key].dtype != tensor.dtype
+    }
     state = {key: tensor.to(wanted[key].dtype) for key, tensor in state.items()}
     if whole := [key for key in wanted if key in given and wanted[key].is_floating_point() and not given[key].is_floating_point()]:
         raise UserError(f"The file holds whole numbers in {sample(whole)}, where weights are fractions: quantised files can't be read.")
@@ -67,9 +78,9 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, new_classes: bool =
     if target.place + EXTRA in model.state_dict():
         state[target.place + EXTRA] = model.state_dict()[target.place + EXTRA] if eps is None else torch.tensor(eps, dtype=torch.float64)
     model.load_state_dict(state)
-    changed = {key for keys in fates.values() for key in keys}
+    changed = {key for keys in (*fates.values(), cast) for key in keys}
     adapted, resized, inflated, reset = (tuple(fates.get(fate, ())) for fate in (CHANNELS, TABLE, CLIPS, RESET))
-    return LoadReport(found.layout.name, len(wanted) - len(changed), adapted, resized, inflated, reset, dropped, eps)
+    return LoadReport(found.layout.name, len(wanted) - len(changed), adapted, resized, inflated, reset, dropped, eps, cast)
 
 
 @dataclass(frozen=True)
@@ -119,12 +130,18 @@ def _start(key: str, now: Tensor) -> tuple[Tensor, list[str]]:
     return (torch.zeros_like(now), [CLIPS]) if key.split(".")[-1] in IN_TIME else (now, [RESET])
 
 
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _looks(found: Found, target: Target) -> tuple[str, str | None, str | None]:
     """What file and model seem to be, in a sentence and by name."""
+    if target.backbone.name:
+        return f"The model is {target.backbone.name}.", None, target.backbone.name
     body = {key.removeprefix("backbone."): tensor for key, tensor in found.tensors.items() if key.startswith("backbone.")}
     theirs, ours = guess(body), guess(target.backbone.state_dict())
-    text = f"The file looks like {theirs or 'no published network'} in the {found.layout.name} layout"
-    text += f"; the model is {ours}." if ours else "; the model is none of the published ones."
+    text = f"The file looks like {theirs or f'no published network ({shape_of(body)})'} in the {found.layout.name} layout"
+    text += f"; the model is {ours or f'none of the published ones ({shape_of(target.backbone.state_dict())})'}."
     return text, theirs, ours
 
 
@@ -132,21 +149,30 @@ def _refusal(missing: Collection[str], unexpected: Collection[str], wanted: Coll
     text, theirs, ours = _looks(found, target)
     lines = [mismatch(missing, unexpected, len(wanted), text)]
     if not unexpected and all(target.on_top(key) for key in missing):
-        lines.append(
-            "The file holds only the backbone: the head would be random. Give a file with the head, or train one (new_classes=True)."
-        )
+        part = any(target.on_top(key) for key in target.names(found.tensors))
+        what = "only a part of the head: the rest" if part else "only the backbone: the head"
+        lines.append(f"The file holds {what} would be random. Give a file with the whole head. {ANEW}")
     elif theirs and theirs != ours:
-        clips = f", or load it with inflate=True to start {ours} from pictures" if ours and "x" in ours.split("_")[-1] else ""
-        lines.append(f"Choose the model {theirs} or another file{clips}.")
+        lines.append(f"Choose the model {theirs} or another file.{_inflatable(ours)}")
+    elif theirs:
+        lines.append("It is this network, but not as it is published: save its own tensors again, all of them and no others.")
+    elif target.backbone.name:
+        lines.append("Give a file that this network of timm was saved in.")
     else:
-        lines.append("Choose the model that the file was made for, or another file.")
+        lines.append("No network here is made like that, so this file can't be loaded.")
     return "\n".join(lines)
+
+
+def _inflatable(ours: str | None) -> str:
+    if ours is None or clip_of(ours) is None:
+        return ""
+    return f" Weights of pictures start {ours} with `train --weights`, or in Python with load(…, inflate=True)."
 
 
 def _wrong_shape(key: str, given: torch.Size, wanted: torch.Size, found: Found, target: Target) -> str:
     text = f"{key} has shape {tuple(given)} in the file and {tuple(wanted)} in the model"
     if target.on_top(key):
-        return f"{text}: the file has other classes. With new_classes=True such a layer starts anew."
+        return f"{text}: the file has other classes. {ANEW}"
     looks, theirs, ours = _looks(found, target)
     remedy = f"Choose the model {theirs} or another file." if theirs and theirs != ours else "The file holds another network."
     return f"{text}. {looks} {remedy}"

@@ -1,12 +1,11 @@
 """Whose names a file uses: recognised from its keys and shapes, whatever it is wrapped in."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyramidvit.errors import UserError
+from pyramidvit.errors import UserError, nearest
 from pyramidvit.weights.layouts.heads import DENSE_HEADS
 from pyramidvit.weights.layouts.keymap import TABLES, Layout, rename
 from pyramidvit.weights.layouts.mvit import MVIT_LAYOUTS
@@ -49,8 +48,12 @@ def find(tensors: Mapping[str, Tensor]) -> Found:
         raise UserError(_unknown(tensors))
     layout, prefixes = next((hit for hit in hits if hit[0].shaped(_part(tensors, hit[1][0]))), hits[0])
     if len(prefixes) > 1:
-        names = " and ".join(prefix or "no prefix" for prefix in prefixes)
-        raise UserError(f"The file holds several networks in the {layout.name} layout, under {names}: give it one of them only.")
+        names = " and ".join(prefix or "no prefix" for prefix in sorted(prefixes))
+        last = max(prefixes).split(".")[0]
+        raise UserError(
+            f"The file holds several networks in the {layout.name} layout, under {names}: name one of them behind the file, as in "
+            f"weights.pth#{last}."
+        )
     body = _part(tensors, prefixes[0])
     ours, unknown = (body, list[str]()) if layout in OWN else layout.to_ours(body)
     dropped = {key: why for key in unknown for start, why in layout.dropped.items() if key.startswith(start)}
@@ -86,8 +89,8 @@ def to_library(tensors: Mapping[str, Tensor], library: str, *, other_eps: bool =
     """
     known = sorted({layout.library for layout in LAYOUTS})
     if library not in known:
-        close = difflib.get_close_matches(library, known, n=1) or known
-        raise UserError(f"There is no layout {library!r}; did you mean {' or '.join(close)}? Layouts: {', '.join(known)}.")
+        close = nearest(library, known, 1)
+        raise UserError(f"There is no layout {library!r}{f'; did you mean {close[0]}?' if close else '.'} Layouts: {', '.join(known)}.")
     whole = any(key.startswith("backbone.") for key in tensors)
     backbone = _part(tensors, "backbone." if whole else "")
     others = {key: tensor for key, tensor in tensors.items() if whole and not key.startswith("backbone.")}
