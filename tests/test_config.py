@@ -35,7 +35,15 @@ def test_what_is_written_can_be_read_back(tmp_path):
         ("augment: {size: wide}", "height x width"),
         ("model: pvt_v2_b1", "model: expected settings below it, .*got 'pvt_v2_b1'"),
         ("optim: [0.1]", "optim: expected settings below it"),
-        ("optimiser:", "optimiser: extra inputs"),
+        ("optimiser:", "optimiser: extra inputs.*did you mean optim?"),
+        ("optim: {weight_deccay: 1}", r"optim\.weight_deccay: .*; did you mean optim\.weight_decay"),
+        ("optim: {LR: 1}", r"optim\.LR: .*did you mean optim\.lr"),
+        ("lr: 1", r"lr: extra inputs.*; did you mean optim\.lr\?"),
+        ("optim: {epochs: 3}", r"did you mean loop\.epochs\?"),
+        ("optim: {lr: 1, lr: 2}", "Can't read settings.*'lr' stands there twice"),
+        ("optim: {lr: 1}\nloop: {epochs: 2}\noptim: {lr: 2}", "(?s)'optim' stands there twice.*line 3"),
+        ("", "holds no settings"),
+        ("# nothing yet\n", "holds no settings"),
         ("optim: {lr: .inf}", "optim.lr: input should be a finite number"),
         ("optim: {lr: .nan}", "optim.lr: input should be a finite number"),
         ("augment: {mixup: .inf}", "augment.mixup: input should be a finite number"),
@@ -61,8 +69,8 @@ def test_wrong_files_name_the_setting(tmp_path, content, message):
             resolve(given, file)
 
 
-@pytest.mark.parametrize("content", ["", "# nothing yet\n", "optim:\n", "optim: {}\nmodel:\n"])
-def test_an_empty_file_or_section_is_no_settings(tmp_path, content):
+@pytest.mark.parametrize("content", ["optim:\n", "optim: {}\nmodel:\n"])
+def test_an_empty_section_is_no_settings(tmp_path, content):
     file = tmp_path / "a.yaml"
     file.write_text(content)
     assert resolve(None, file) == (RunConfig(), {})

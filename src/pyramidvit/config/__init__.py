@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from pyramidvit.config.base import PerChannel, Section, Size, parse_size, show_size
 from pyramidvit.config.sections import (
@@ -19,7 +20,7 @@ from pyramidvit.config.sections import (
     OptimConfig,
     RunConfig,
 )
-from pyramidvit.errors import UserError
+from pyramidvit.errors import UserError, nearest
 
 __all__ = [
     "AugmentConfig",
@@ -76,18 +77,44 @@ def validate(settings: Mapping[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(settings)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()]
+        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg'].lower()}, got {e['input']!r}{_meant(e)}" for e in error.errors()]
         raise UserError(f"Settings from {where} are wrong:\n" + "\n".join(lines)) from None
 
 
+def _meant(error: ErrorDetails) -> str:
+    """The settings that an unknown one may stand for: of the same name in another section, else of a similar one."""
+    if error["type"] != "extra_forbidden":
+        return ""
+    *section, key = map(str, error["loc"])
+    groups = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    known = {f"{name}.{inner}": inner for name, group in groups.items() for inner in getattr(group, "model_fields", ())}
+    same = [full for full, inner in known.items() if inner == key]
+    near = nearest(key, [inner for full, inner in known.items() if full.split(".")[:-1] == section] if section else groups)
+    close = same or [".".join((*section, name)) for name in near]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+class _OnceOnly(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key.value, str):
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands there twice", key.start_mark)
+            if isinstance(key.value, str):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A mapping from a YAML file, read without executing anything; empty if there is nothing in the file."""
+    """A mapping from a YAML file, read without executing anything. UserError for a key that stands there twice, and for an empty file."""
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = _OnceOnly(path.read_text(encoding="utf-8")).get_single_data()
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"Can't read settings from {path}: {error}") from None
     if content is None:
-        return {}
+        raise UserError(f"{path} holds no settings: leave it out, or write sections such as 'optim:' with settings below them.")
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold sections such as 'optim:' with settings below them, got {type(content).__name__}.")
     return content  # pyright: ignore[reportUnknownVariableType]
