@@ -193,6 +193,15 @@ def test_scaling_stops_a_network_where_it_is_too_large_and_says_so(monkeypatch):
     }
 
 
+def test_scaling_that_measured_nothing_is_no_success(monkeypatch, capsys):
+    result = Scaling((Point("pvt_tiny", 64, skipped="late"),), 1, False, {"threads": 2}, ())
+    monkeypatch.setattr(growing, "measure_scaling", lambda *_, **__: result)
+    assert run("bench", "scaling") == 2
+    said = capsys.readouterr()
+    assert "skipped" in said.out
+    assert "Nothing was measured" in said.err
+
+
 def test_labels_beside_lines_do_not_overlap():
     for places in ([0.1, 0.5, 0.9], [0.5, 0.51, 0.52], [0.97, 0.98, 0.99, 1.0]):
         moved = spread_out(places, 0.06)
@@ -225,8 +234,8 @@ def test_clip_networks_are_measured_on_clips(monkeypatch):
     monkeypatch.setattr(comparing, "take_turns", lambda steps, *_, **__: [[0.1]] * len(steps))
     monkeypatch.setattr(Contestant, "step", lambda self: shapes.append(self.shape))
     monkeypatch.setattr(Contestant, "macs", lambda _: 1)
-    assert run("bench", "mvitv2_small_16x4", "pvt_tiny", "--size", 64, "--batch", 2) == 0
-    assert shapes == [(2, 3, 16, 64, 64), (2, 3, 64, 64)]
+    assert run("bench", "mvitv2_small_16x4", "mvit_mini_8x2", "--size", 64, "--batch", 2) == 0
+    assert shapes == [(2, 3, 16, 64, 64), (2, 3, 8, 64, 64)]
 
 
 def test_scaling_prints_and_draws_what_it_has(monkeypatch, tmp_path, capsys):
@@ -258,6 +267,10 @@ def test_scaling_prints_and_draws_what_it_has(monkeypatch, tmp_path, capsys):
         (("pvt_tiny", "--out", "nowhere/a.png"), "does not exist"),
         (("pvt_tiny", "--backend", "fast"), "backend"),
         (("pvt_tiny", "--size", "16x16"), "size"),
+        (("mvitv2_small_16x4", "pvt_tiny"), "mvitv2_small_16x4 takes clips and pvt_tiny pictures"),
+        (("pvt_tiny", "--vs", "mvit_mini_8x2"), "mvit_mini_8x2 takes clips and pvt_tiny pictures"),
+        (("scaling", "pvt_tiny", "mvit_mini_8x2"), "mvit_mini_8x2 takes clips and pvt_tiny pictures"),
+        (("pvt_tiny", "--size", "abc"), "--size: expected height x width, such as 224x224 or 512x640, got 'abc'"),
         (("scaling", "pvt_v3"), "no network 'pvt_v3'"),
         (("scaling", "pvt_tiny", "--sizes", "64", "16"), "at least 32"),
         (("scaling", "--limit", "0"), "limit"),

@@ -37,7 +37,7 @@ def run(*arguments: str) -> int:
         ("info pvt_v2_b0 --in-chans 0", f'"0" for --in-chans. {POSITIVE}'),
         ("info pvt_v2_b0 --num-classes 0", f'"0" for --num-classes. {POSITIVE}'),
         ("info pvt_v2_b0 --size 16", "--size: input should be greater than or equal to 32"),
-        ("info pvt_v2_b0 --size big", "--size: expected height x width"),
+        ("info pvt_v2_b0 --size big", "--size: expected height x width, such as 224x224 or 512x640, got 'big'"),
         ("train x --betas 0.9 1", "--betas: input should be less than 1, got '1'"),
         ("train x --lr inf", "--lr: input should be a finite number"),
         ("train x --mixup nan", "--mixup: input should be a finite number"),

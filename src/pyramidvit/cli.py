@@ -67,7 +67,12 @@ def complain(console: Console, message: str) -> int:
 
 def explain(error: ValidationError) -> str:
     """Each wrong value of the command line in a line of its own, by its flag."""
-    return "\n".join(dict.fromkeys(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {e['input']!r}" for e in error.errors()))
+    return "\n".join(dict.fromkeys(f"--{flag_of(e['loc'])}: {e['msg'].lower()}, got {_word(e['input'])!r}" for e in error.errors()))
+
+
+def _word(given: object) -> object:
+    """What stood behind a flag, alone where it was alone."""
+    return given[0] if isinstance(given, list) and len(given) == 1 else given
 
 
 def flag_of(location: tuple[int | str, ...]) -> str:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,7 +81,7 @@ class Contestant:
 
     def macs(self) -> int:
         """Multiply-adds of a step, products of attention included; forward and backward count as three forwards."""
-        model, x = self.build().eval().to("meta"), torch.empty(self.shape, device="meta")
+        model, x = self.build().eval().requires_grad_(False).to("meta"), torch.empty(self.shape, device="meta")
         # The fused attention kernels are opaque to the counter; the plain one is not.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "These weights were trained")
@@ -105,6 +105,14 @@ class Named:
         backbone = model if isinstance(model, Backbone) else model.get_submodule("backbone")
         declared = cast(Backbone, backbone).input_shape
         return (batch, *(declared if size is None else (*declared[:-2], *size)))
+
+
+def check_alike(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """UserError when some networks take pictures and others clips, whose times can't be compared; ``shapes`` are those of their inputs."""
+    clips = [name for name, shape in shapes.items() if len(shape) == 5]
+    pictures = [name for name in shapes if name not in clips]
+    if clips and pictures:
+        raise UserError(f"{clips[0]} takes clips and {pictures[0]} pictures, which can't be compared: measure them one after the other.")
 
 
 def take_turns(

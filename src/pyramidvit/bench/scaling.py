@@ -14,6 +14,7 @@ from pyramidvit.bench.measure import (
     Contestant,
     Named,
     busy_machine,
+    check_alike,
     growth,
     in_fresh_process,
     load_average,
@@ -83,11 +84,12 @@ def measure_scaling(
 
     A point that takes longer than ``limit`` seconds, its process's start included, or more memory than there is, is given up, and so are
     the larger sizes of its network.
-    UserError for an unknown name or a size below 32, before anything is measured.
+    UserError for an unknown name, pictures beside clips, or a size below 32, before anything is measured.
     """
     if small := [size for size in sizes if size < 32]:
         raise UserError(f"Sizes are at least 32 pixels, got --sizes {small[0]}.")
     shapes = {name: Named(name, features=True).shape(None, batch) for name in names}
+    check_alike(shapes)
     load = load_average()
     with numerics(threads, deterministic=False):
         machine = describe_machine(load)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pyramidvit.bench import scaling as growing
 from pyramidvit.bench.compare import Comparison, compare
-from pyramidvit.bench.measure import Backend, Contestant, Named
+from pyramidvit.bench.measure import Backend, Contestant, Named, check_alike
 from pyramidvit.bench.picture import comparison_picture, scaling_picture
 from pyramidvit.bench.scaling import Point, Scaling
 from pyramidvit.errors import UserError
@@ -70,6 +70,7 @@ def compare_networks(
         for name in dict.fromkeys((*names, *vs))
         for one in dict.fromkeys(backend)
     ]
+    check_alike({contestant.label: contestant.shape for contestant in contestants})
     against = vs or ((names[0],) if len(contestants) > 1 else ())
     references = [label(name, one, backend) for name in dict.fromkeys(against) for one in (dict.fromkeys(backend) if vs else backend[:1])]
     with _status() as status:
@@ -124,6 +125,8 @@ def measure_scaling(
     else:
         Console(highlight=False).print(scaling_table(result))
     _finish(result.warnings, out, scaling_picture(result) if out else b"")
+    if all(point.skipped for point in result.points):
+        raise UserError("Nothing was measured: every point was skipped, for the reasons above. Try smaller --sizes or a longer --limit.")
     return 0
 
 
