@@ -76,6 +76,19 @@ def test_mean_and_std_take_one_value_per_channel(means, monkeypatch):
     assert seen == [((0.5, 0.4, -0.3), (1.0, 2.0, 3.0))]
 
 
+def test_every_setting_of_several_values_takes_them_behind_one_flag(monkeypatch):
+    """As `check` proposes: --anchor-ratios 0.6 1 1.6."""
+    seen = []
+
+    def resolve(given, _):
+        seen.append((given.head.strides, given.head.anchor_ratios, given.optim.milestones))
+        raise UserError("seen enough")
+
+    monkeypatch.setattr("pyramidvit.verbs.train.resolve", resolve)
+    assert run("train", "x", "--strides", "8", "16", "32", "--anchor-ratios", "0.6", "1", "1.6", "--milestones", "0.5", "0.9") == 2
+    assert seen == [((8, 16, 32), (0.6, 1.0, 1.6), (0.5, 0.9))]
+
+
 @pytest.mark.parametrize("content", ["model: pvt_v2_b1", "optim: 3", "optim: [0.1]"])
 def test_a_file_with_a_value_in_place_of_a_section(content, capsys, tmp_path):
     file = tmp_path / "a.yaml"

@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pyramidvit.config.base import PerChannel, Section, Size, parse_size, show_size
+from pyramidvit.config.base import Section, Several, Size, parse_size, show_size
 from pyramidvit.config.sections import (
     AugmentConfig,
     ClipConfig,
@@ -31,9 +31,9 @@ __all__ = [
     "LoopConfig",
     "ModelConfig",
     "OptimConfig",
-    "PerChannel",
     "RunConfig",
     "Section",
+    "Several",
     "Size",
     "Sources",
     "parse_size",

@@ -63,7 +63,7 @@ def rising(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-PerChannel = Parameter(consume_multiple=1)
+Several = Parameter(consume_multiple=1)
 """One flag takes as many values as follow it, at least one."""
 
 

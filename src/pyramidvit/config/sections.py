@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from pydantic import AfterValidator, Field
 
-from pyramidvit.config.base import Count, Momentum, PerChannel, Positive, Section, Share, Side, Size, ValueMap, in_order, rising
+from pyramidvit.config.base import Count, Momentum, Positive, Section, Several, Share, Side, Size, ValueMap, in_order, rising
 
 TaskName = Literal["classify", "segment", "detect", "instances", "video"]
 
@@ -18,9 +18,9 @@ class DataConfig(Section):
     """Channels of the network's input: 1 converts to grey, 3 to RGB, any other number keeps the bands of the file."""
     value_range: Annotated[tuple[float, float], AfterValidator(rising)] | None = None
     """Values of 16-bit, integer and float pictures that map to 0 and 1; the full range of the file's type if not given."""
-    mean: Annotated[tuple[float, ...] | None, PerChannel] = None
+    mean: Annotated[tuple[float, ...] | None, Several] = None
     """Mean per channel, on values from 0 to 1; ImageNet's if not given."""
-    std: Annotated[tuple[Positive, ...] | None, PerChannel] = None
+    std: Annotated[tuple[Positive, ...] | None, Several] = None
     """Standard deviation per channel, on values from 0 to 1; ImageNet's if not given."""
     orientation: bool = True
     """Turn pictures upright by their EXIF orientation tag."""
@@ -34,9 +34,9 @@ class DataConfig(Section):
     """Processes that read pictures; chosen from the number of cores if not given."""
     on_bad_box: Literal["error", "fix", "drop"] = "error"
     """What to do with boxes that are empty, inverted or reach out of the picture: refuse the data, mend what can be, or leave them out."""
-    class_names: Annotated[tuple[str, ...] | None, PerChannel] = None
+    class_names: Annotated[tuple[str, ...] | None, Several] = None
     """Segmentation: names of the masks' values in order; from class_names.json, classes.txt or the like if not given."""
-    mask_map: Annotated[tuple[ValueMap, ...], PerChannel] = ()
+    mask_map: Annotated[tuple[ValueMap, ...], Several] = ()
     """Segmentation: what values of the masks mean, such as 255:1 where 255 is the class number 1, or 7:255 where 7 is no label."""
     reduce_zero_label: bool = False
     """Segmentation: value 0 of the masks is no class; 1 is the first one (as ADE20K has it)."""
@@ -116,13 +116,13 @@ class HeadConfig(Section):
     """Mask R-CNN: regions per picture that learn."""
     proposals: Count | None = None
     """Mask R-CNN: best proposals of a picture that are kept."""
-    strides: Annotated[tuple[Count, ...] | None, PerChannel] = None
+    strides: Annotated[tuple[Count, ...] | None, Several] = None
     """Levels of the pyramid: input pixels per cell, each twice the one before."""
     anchor_scale: Positive | None = None
     """Side of a level's smallest anchor, in strides; `pyramidvit check` proposes one."""
     anchor_octaves: Count | None = None
     """RetinaNet: anchor sizes per level, in equal ratios up to twice the smallest one."""
-    anchor_ratios: Annotated[tuple[Positive, ...] | None, PerChannel] = None
+    anchor_ratios: Annotated[tuple[Positive, ...] | None, Several] = None
     """Heights of anchors divided by their widths; `pyramidvit check` proposes some."""
     score_threshold: Share | None = None
     """What is found needs a higher score."""
@@ -148,13 +148,13 @@ class DenseConfig(Section):
     """How pictures are resized for segmentation and detection."""
     antialias: bool = False
     """Average over pixels that shrinking would skip. The published networks saw pictures without."""
-    shorts: Annotated[tuple[Side, ...], PerChannel] = ()
+    shorts: Annotated[tuple[Side, ...], Several] = ()
     """Training: short sides to draw from, in place of `short`."""
     scale: Annotated[tuple[Positive, Positive], AfterValidator(in_order)] = (1.0, 1.0)
     """Training: range of the factor on the resized picture; 0.5 to 2 in the published segmentors."""
     crop_first: Share = 0.0
     """Training: probability to cut a piece out of the picture, at one of `crop_shorts`, before it is resized; 0.5 in the 3x detectors."""
-    crop_shorts: Annotated[tuple[Side, ...], PerChannel] = (400, 500, 600)
+    crop_shorts: Annotated[tuple[Side, ...], Several] = (400, 500, 600)
     """Short sides at which that piece is cut, without limit for the long side."""
     crop_sides: Annotated[tuple[Side, Side], AfterValidator(in_order)] = (384, 600)
     """Smallest and largest side of that piece."""
@@ -224,7 +224,7 @@ class OptimConfig(Section):
     """How the learning rate falls after the warm-up: a half cosine, a power of what is left, or to a tenth at each milestone."""
     power: Positive = 0.9
     """Exponent of schedule poly."""
-    milestones: Annotated[tuple[Share, ...], PerChannel] = (8 / 12, 11 / 12)
+    milestones: Annotated[tuple[Share, ...], Several] = (8 / 12, 11 / 12)
     """Shares of the run at which schedule step falls."""
     min_lr: Annotated[float, Field(ge=0)] = 1e-5
     """Learning rate at the end of the schedule, not scaled; at most the scaled learning rate is used."""
