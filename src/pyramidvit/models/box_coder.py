@@ -31,13 +31,20 @@ def decode(
     deviations: Sequence[float] = RPN_DEVIATIONS,
 ) -> Float[Tensor, "N 4"]:
     """Boxes that ``deltas`` lead to from ``origins``, cut to a picture of (height, width) ``limits``."""
-    deltas = deltas * deltas.new_tensor(deviations)
-    sides = origins[:, 2:] - origins[:, :2]
-    centres = (origins[:, :2] + origins[:, 2:]) / 2 + sides * deltas[:, :2]
-    half = sides * deltas[:, 2:].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() / 2
     H, W = limits
-    boxes = torch.cat((centres - half, centres + half), 1)
+    boxes = shifted(origins, deltas, deviations)
     return torch.minimum(boxes.clamp_(min=0), boxes.new_tensor((W, H, W, H)))
+
+
+def shifted(
+    origins: Float[Tensor, "*N 4"], deltas: Float[Tensor, "*N 4"], deviations: Sequence[float] = RPN_DEVIATIONS
+) -> Float[Tensor, "*N 4"]:
+    """Boxes that ``deltas`` lead to from ``origins``, wherever that is."""
+    deltas = deltas * deltas.new_tensor(deviations)
+    sides = origins[..., 2:] - origins[..., :2]
+    centres = (origins[..., :2] + origins[..., 2:]) / 2 + sides * deltas[..., :2]
+    half = sides * deltas[..., 2:].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() / 2
+    return torch.cat((centres - half, centres + half), -1)
 
 
 def has_area(boxes: Float[Tensor, "N 4"]) -> Tensor:

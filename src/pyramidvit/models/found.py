@@ -1,5 +1,7 @@
 """What a detector finds in one picture. N detections; boxes are xyxy in input pixels."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxtyping import Float, Int
@@ -15,6 +17,13 @@ class Found(NamedTuple):
     scores: Tensor
     labels: Tensor
     masks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """The answer of a network that selects its objects itself: ``find`` needs the (height, width) of each picture in the padded batch."""
+
+    find: Callable[[Sequence[tuple[int, int]]], list[Found]]
 
 
 def suppress(boxes: Float[Tensor, "N 4"], scores: Float[Tensor, " N"], labels: Int[Tensor, " N"], nms_iou: float, limit: int) -> Found:

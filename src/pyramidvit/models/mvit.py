@@ -84,6 +84,7 @@ class MViTConfig:
             kv_stride=(*self.kv_stride[:-2], *(max(step // 2**stage, 1) for step in self.kv_stride[-2:])),
             pool=self.pool,
             relative=self.v2,
+            class_token=self.class_token,
         )
 
 
@@ -134,7 +135,7 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "B N C"], grid: tuple[int, ...]) -> Float[Tensor, "B M C2"]:
         y = self.norm1(x)
         x = self.proj(y) if self.shape.in_width != self.shape.width else x
-        x = max_pool(x, grid, self.shape.q_stride) if max(self.shape.q_stride) > 1 else x
+        x = max_pool(x, grid, self.shape.q_stride, self.shape.class_token) if max(self.shape.q_stride) > 1 else x
         x = self.drop_path(x, self.attn(y, grid))
         y = self.norm2(x)
         x = self.proj(y) if self.shape.width != self.shape.out_width else x
@@ -238,7 +239,7 @@ class MViT(Backbone):
         for i, stage in enumerate(self.stages):
             x = stage(x, grid, self.checkpointing)
             grid = pooled_grid(grid, self.config.block(i, 0).q_stride)
-            maps.append(apart(x, grid)[1].movedim(-1, 1))
+            maps.append(apart(x, grid, self.config.class_token)[1].movedim(-1, 1))
         return maps, x
 
     def forward(self, x: Float[Tensor, "B C *size"]) -> list[Float[Tensor, "B _ *G"]]:

@@ -4,7 +4,6 @@ Shapes: B batch, G a grid (H, W) or (T, H, W), N its tokens, M and K those of th
 token if there is one, C channels, h heads, d = C / h, E the sides of the keys' grid added up, k a kernel.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,8 @@ class BlockShape:
     """Kernel of the pooling convolutions; None makes it stride + 1 along every axis that is pooled, and 1 elsewhere."""
     relative: bool
     """Relative positions; queries pooled in every block, and added to what the attention gives."""
+    class_token: bool
+    """Whether one comes before the tokens of the grid."""
 
 
 class PooledAttention(nn.Module):
@@ -49,7 +50,7 @@ class PooledAttention(nn.Module):
 
         def pool(stride: tuple[int, ...], wanted: bool) -> Pool | None:
             kernel = shape.pool or tuple(step + 1 if step > 1 else 1 for step in stride)
-            return Pool(channels, kernel, stride) if wanted and max(*kernel, *stride) > 1 else None
+            return Pool(channels, kernel, stride, shape.class_token) if wanted and max(*kernel, *stride) > 1 else None
 
         self.qkv = Linear(shape.in_width, 3 * shape.width)
         self.pool_q = pool(shape.q_stride, shape.relative or max(shape.q_stride) > 1)
@@ -80,8 +81,9 @@ class PooledAttention(nn.Module):
         fused kernel the scores are there in full anyway, and the bias is added to them.
         """
         q_grid, k_grid = pooled_grid(grid, self.shape.q_stride), pooled_grid(grid, self.shape.kv_stride)
-        class_token, tokens = apart(q, q_grid)
-        d, skip = q.shape[-1], class_token.shape[1]
+        skip = int(self.shape.class_token)
+        _, tokens = apart(q, q_grid, self.shape.class_token)
+        d = q.shape[-1]
         tables = [self.get_parameter(f"rel_pos_{axis}") for axis in self.axes]
         if _is_fused():
             tables = [table * d**0.5 for table in tables]  # undoes the scale, which is for keys only
@@ -113,41 +115,42 @@ def _is_fused() -> bool:
 
 
 def pooled_grid(grid: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    """What any pooling here leaves of a grid: rounded up."""
-    return tuple(-(-side // step) for side, step in zip(grid, stride, strict=True))
+    """What any pooling here leaves of a grid: rounded up, in the words of the convolutions, so that tracing finds the two alike at once."""
+    return tuple((side - 1) // step + 1 for side, step in zip(grid, stride, strict=True))
 
 
-def apart(x: Float[Tensor, "B _ *C"], grid: tuple[int, ...]) -> tuple[Float[Tensor, "B _ *C"], Float[Tensor, "B *G C"]]:
+def apart(
+    x: Float[Tensor, "B _ *C"], grid: tuple[int, ...], class_token: bool
+) -> tuple[Float[Tensor, "B _ *C"] | None, Float[Tensor, "B *G C"]]:
     """The class token, if there is one, and the tokens of the grid, laid out."""
-    N = math.prod(grid)
-    return x[:, : x.shape[1] - N], x[:, x.shape[1] - N :].unflatten(1, grid)
+    return (x[:, :1], x[:, 1:].unflatten(1, grid)) if class_token else (None, x.unflatten(1, grid))
 
 
-def together(class_token: Float[Tensor, "B _ C"], tokens: Float[Tensor, "B *G C"]) -> Float[Tensor, "B _ C"]:
+def together(class_token: Float[Tensor, "B _ C"] | None, tokens: Float[Tensor, "B *G C"]) -> Float[Tensor, "B _ C"]:
     """One sequence again."""
     tokens = tokens.flatten(1, -2)
-    return torch.cat([class_token, tokens], 1) if class_token.shape[1] else tokens
+    return tokens if class_token is None else torch.cat([class_token, tokens], 1)
 
 
 class Pool(nn.Module):
     """Tokens pooled by a convolution whose filters all heads share, then a norm. The class token skips the convolution only."""
 
-    def __init__(self, channels: int, kernel: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    def __init__(self, channels: int, kernel: tuple[int, ...], stride: tuple[int, ...], class_token: bool) -> None:
         super().__init__()
-        self.stride = stride
+        self.stride, self.class_token = stride, class_token
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel))
         self.norm = nn.LayerNorm(channels, eps=1e-6)
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, x: Float[Tensor, "B N C"], grid: tuple[int, ...]) -> Float[Tensor, "B M h d"]:
-        class_token, tokens = apart(x, grid)
+        class_token, tokens = apart(x, grid, self.class_token)
         x = together(class_token, depthwise(tokens, self.weight, self.stride))
         return self.norm(x.unflatten(-1, (-1, len(self.weight))))
 
 
-def max_pool(x: Float[Tensor, "B N C"], grid: tuple[int, ...], stride: tuple[int, ...]) -> Float[Tensor, "B M C"]:
+def max_pool(x: Float[Tensor, "B N C"], grid: tuple[int, ...], stride: tuple[int, ...], has_class_token: bool) -> Float[Tensor, "B M C"]:
     """The largest of windows of stride + 1 rows and columns, every frame by itself; the class token stays as it is."""
-    class_token, tokens = apart(x, grid)
+    class_token, tokens = apart(x, grid, has_class_token)
     frames, step = tokens.flatten(0, -4).permute(0, 3, 1, 2), stride[-1]  # (B * T, C, H, W)
     frames = F.max_pool2d(frames, step + 1, step, (step + 1) // 2).permute(0, 2, 3, 1)
     return together(class_token, frames.unflatten(0, tokens.shape[:-3]))

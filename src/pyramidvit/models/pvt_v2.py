@@ -8,6 +8,7 @@ Shapes: B batch, H W grid, C channels, N = H * W queries, M keys after reduction
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -69,6 +70,21 @@ VARIANTS = {
 }
 
 
+def average_to(x: Float[Tensor, "B H W C"], side: int) -> Float[Tensor, "B S S C"]:
+    """Adaptive average pooling to a grid of ``side`` cells. An exported graph, which has no such operator for any size, multiplies."""
+    if not torch.compiler.is_exporting():
+        return to_tokens(F.adaptive_avg_pool2d(to_map(x), side))
+    rows, columns = (_shares(length, side).to(x) for length in x.shape[1:3])
+    return torch.einsum("sh,bhwc,tw->bstc", rows, x, columns)
+
+
+def _shares(length: int, cells: int) -> Float[Tensor, "S L"]:
+    """What each of ``length`` places adds to the mean of each cell: cell i reaches from floor(i L / S) to ceil((i + 1) L / S)."""
+    cell, place = torch.arange(cells)[:, None], torch.arange(length)
+    start, end = cell * length // cells, ((cell + 1) * length + cells - 1) // cells
+    return ((place >= start) & (place < end)).float() / (end - start)
+
+
 class ReducedAttention(nn.Module):
     """Every position asks; only a coarser grid answers (spatial-reduction attention)."""
 
@@ -89,8 +105,7 @@ class ReducedAttention(nn.Module):
         B, H, W, C = x.shape
         q = self.q(x).view(B, H * W, self.heads, -1).transpose(1, 2)  # (B, h, N, d)
         if self.linear:
-            x = F.adaptive_avg_pool2d(to_map(x), 7)
-            x = gelu(self.norm(self.reduce(to_tokens(x))))  # (B, 7, 7, C)
+            x = gelu(self.norm(self.reduce(average_to(x, 7))))  # (B, 7, 7, C)
         elif self.reduction > 1:
             x = self.norm(self.reduce(x))  # (B, H // r, W // r, C)
         k, v = self.kv(x).view(B, -1, 2, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # 2 × (B, h, M, d)

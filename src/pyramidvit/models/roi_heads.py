@@ -36,7 +36,8 @@ def pool_regions(
         here = (place == number).nonzero().flatten()
         pooled.append(roi_align(level.float(), regions[here], side, 1 / stride, sampling_ratio=0, aligned=True))
         order.append(here)
-    return torch.cat(pooled)[torch.cat(order).argsort()]
+    found = torch.cat(order)
+    return torch.cat(pooled)[torch.empty_like(place).index_copy_(0, found, torch.arange(place.shape[0], device=place.device))]
 
 
 class BoxHead(nn.Module):
@@ -76,4 +77,4 @@ class MaskHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "R C S S"], labels: Int[Tensor, " R"]) -> Float[Tensor, "R S2 S2"]:
         x = self.masks(F.relu_(self.upsample(climb(x, self.convs))))
-        return x[torch.arange(len(x), device=x.device), labels].float()
+        return x[torch.arange(x.shape[0], device=x.device), labels].float()
