@@ -18,7 +18,7 @@ LAYERS = [
     {"models", "data", "losses", "metrics", "draw", "tiling", "coco_results", "optim"},
     {"tasks"},
     {"runs", "checkpoint", "runtime", "session", "plan", "step", "display", "report", "engine", "summary", "predict", "views", "bench"}
-    | {"timelines"},
+    | {"timelines", "export"},
     {"verbs"},
     {"cli", "__main__"},
 ]

@@ -22,6 +22,7 @@ VERBS = {
     "train": ("train", "Train a network on a folder of pictures, or continue a run."),
     "evaluate": ("evaluate", "Measure a trained network on pictures with known classes."),
     "predict": ("predict", "Say what is on pictures."),
+    "export": ("export", "Write a trained network as a file for other programs, proven equal."),
     "models": ("inspect", "List the networks."),
     "weights": ("weights", "List published weights."),
     "convert": ("convert", "Write weights in the names of another library, or in ours."),

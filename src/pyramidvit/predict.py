@@ -16,6 +16,11 @@ from pyramidvit import weights
 from pyramidvit.data.loader import collate
 from pyramidvit.draw import encode_png
 from pyramidvit.errors import BadFileError, UserError
+from pyramidvit.export.backend import with_backend
+from pyramidvit.export.exported import Exported, load_exported
+from pyramidvit.export.formats import Format, format_of
+from pyramidvit.export.runtimes import Backend, is_exported
+from pyramidvit.export.write import ExportReport, export
 from pyramidvit.files import write_bytes
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device, make_accelerator
@@ -65,7 +70,9 @@ class Predicted:
 class Predictor:
     """A trained network with everything it needs: ``predictor("photo.jpg")``, ``predictor([…])`` or ``predictor.stream(paths)``."""
 
-    def __init__(self, task: Task, model: nn.Module, device: torch.device, batch_size: int = 8, views: Views = WHOLE) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, device: torch.device, batch_size: int = 8, views: Views = WHOLE, backend: str = "torch"
+    ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size must be at least 1, got {batch_size}.")
         if views != WHOLE and not isinstance(task, DenseTask):
@@ -74,6 +81,7 @@ class Predictor:
         self.task = task
         self.model = model.eval().to(device)
         self.device = device
+        self.backend = backend
         self.batch_size = batch_size
         self.transform = task.transform(training=False)
 
@@ -104,6 +112,14 @@ class Predictor:
             for entry in group:
                 yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
 
+    def export(self, path: str | Path, format: Format | None = None) -> ExportReport:
+        """Write the network as a file that is enough to predict elsewhere: .onnx, .xml (OpenVINO) or .pt2 (torch), verified beside it."""
+        if isinstance(self.model, Exported):
+            raise UserError("This network is an exported file already: copy it, or export the run that it was made from.")
+        path = Path(path)
+        meta = self.task.weights_meta(self.task.measured)
+        return export(self.model, meta, self.task.input_shape, path, format or format_of(path))
+
     def _look(self, source: Source) -> Predicted | BadSample:
         entry = self._read(source)
         if isinstance(entry, BadSample):
@@ -132,13 +148,27 @@ class Predictor:
         return self.task.predict(self._forward(batch), batch)
 
 
-def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8, views: Views = WHOLE) -> Predictor:
-    """A predictor from a run folder (its best weights), from one weights file of ours, or from published weights such as pvt_v2_b2.in1k.
+def load(
+    path: str | Path,
+    *,
+    device: Device = "auto",
+    batch_size: int = 8,
+    views: Views = WHOLE,
+    backend: Backend | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Predictor:
+    """A predictor from a run folder (its best weights), from one weights file of ours, from an exported file (.onnx, .xml, .pt2), or from
+    published weights such as pvt_v2_b2.in1k.
 
-    UserError when there is none.
+    ``backend`` is what runs the network: torch if not given, and for exported files the fastest that is installed. ``progress`` hears what
+    takes long. UserError when there is nothing to load, or the backend can't run it.
     """
     published = str(path) in ZOO
     path = Path(path)
+    if is_exported(path) and not published:
+        exported = load_exported(path, backend or "auto")
+        task = task_from_weights(path, exported.description.meta)
+        return Predictor(task, exported, _cpu(device, exported.backend), batch_size, views, exported.backend)
     file = RunFolder.open(path).best_weights if path.is_dir() else path
     if not file.is_file() and not published:
         raise UserError(_no_weights(path, file))
@@ -150,7 +180,19 @@ def load(path: str | Path, *, device: Device = "auto", batch_size: int = 8, view
         model = task.model()
     model.to_empty(device="cpu")
     weights.load(model, tensors)
-    return Predictor(task, model, make_accelerator(device, "fp32").device, batch_size, views)
+    chosen = make_accelerator(device, "fp32").device
+    if backend is None or (backend == "auto" and chosen.type != "cpu"):
+        return Predictor(task, model, chosen, batch_size, views)
+    kept = sorted(f for f in (path / "exports").glob("*") if f.suffix in (".onnx", ".xml")) if path.is_dir() else []
+    running, name = with_backend(model.eval(), meta, task.input_shape, backend, kept=kept, progress=progress)
+    return Predictor(task, running, _cpu(device, name) if isinstance(running, Exported) else chosen, batch_size, views, name)
+
+
+def _cpu(device: Device, backend: str) -> torch.device:
+    """Where exported files run. UserError when another device was asked for."""
+    if device not in ("auto", "cpu"):
+        raise UserError(f"{backend} runs on the CPU here, and --device is {device}: leave it out, or choose --backend torch.")
+    return torch.device("cpu")
 
 
 def find_pictures(sources: Iterable[str], files_in: Callable[[Path], list[Path]] = pictures_in) -> list[Path]:
@@ -184,4 +226,4 @@ def make_folder(path: Path) -> None:
 def _no_weights(path: Path, file: Path) -> str:
     if path.is_dir():
         return f"{path} holds no weights yet: its training has not finished an epoch. Go on with `pyramidvit train --resume {path}`."
-    return f"There is no file {file}. Expected a run folder or a .safetensors file that `pyramidvit train` wrote."
+    return f"There is no file {file}. Expected a run folder, a .safetensors file that `pyramidvit train` wrote, or an exported file."

@@ -20,10 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pyramidvit.errors import UserError
+from pyramidvit.export.backend import anonymous
 from pyramidvit.models import Backbone, create_model
 
 T = TypeVar("T")
-Backend = Literal["torch", "compile"]
+Backend = Literal["torch", "compile", "onnx", "openvino"]
 Step = Callable[[], object]
 """One pass of a network over its input."""
 
@@ -36,7 +37,20 @@ def _compiled(model: nn.Module) -> Callable[..., Any]:
     return torch.compile(model)
 
 
-BACKENDS: dict[Backend, Callable[[nn.Module], Callable[..., Any]]] = {"torch": _eager, "compile": _compiled}
+def _onnx(model: nn.Module) -> Callable[..., Any]:
+    return anonymous(model, "onnx")
+
+
+def _openvino(model: nn.Module) -> Callable[..., Any]:
+    return anonymous(model, "openvino")
+
+
+BACKENDS: dict[Backend, Callable[[nn.Module], Callable[..., Any]]] = {
+    "torch": _eager,
+    "compile": _compiled,
+    "onnx": _onnx,
+    "openvino": _openvino,
+}
 """Name → function that makes of a network what is called with its input."""
 
 
@@ -59,6 +73,8 @@ class Contestant:
 
     def step(self) -> Step:
         """The network, built and called once on random numbers; both are the same in every process."""
+        if self.train and self.backend in ("onnx", "openvino"):
+            raise UserError(f"Exported networks can't train: leave --train out, or --backend {self.backend}.")
         torch.manual_seed(0)
         model = self.build().train(self.train)
         run, x = BACKENDS[self.backend](model), torch.randn(self.shape)

@@ -20,7 +20,7 @@ from pyramidvit.draw import annotate_detections, precision_recall_picture
 from pyramidvit.geometry import decode_rle, encode_mask, encode_window
 from pyramidvit.metrics import DetectionMetric, DetectionResult
 from pyramidvit.models import mask_rcnn, retinanet
-from pyramidvit.models.found import Found
+from pyramidvit.models.found import Deferred, Found
 from pyramidvit.models.masks import THRESHOLD, paste_windows
 from pyramidvit.tasks import Headline, Summary
 from pyramidvit.tasks.dense import DenseTask
@@ -89,7 +89,7 @@ class DetectTask(DenseTask):
 
     def predict(self, outputs: Any, batch: Batch) -> list[Detections]:
         """Objects in pixels of the original pictures, best first."""
-        found = self.find(outputs, batch.valid)
+        found = outputs.find(batch.valid) if isinstance(outputs, Deferred) else self.find(outputs, batch.valid)
         return [
             self._in_original(one, path, inside, size)
             for one, path, inside, size in zip(found, batch.paths, batch.valid, batch.sizes, strict=True)

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from pyramidvit import predict as predicting
 from pyramidvit.config import RunConfig
 from pyramidvit.data.samples import LabelledFile
 from pyramidvit.engine import evaluate as evaluate_task
 from pyramidvit.errors import UserError
+from pyramidvit.export.runtimes import Backend
 from pyramidvit.predict import make_folder
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
@@ -20,6 +20,7 @@ from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks import Task
 from pyramidvit.tasks.table import TASKS
 from pyramidvit.verbs import AT_LEAST_1, BatchSize, Json, Workers, print_json
+from pyramidvit.verbs.predict import load_with_backend
 
 
 def evaluate(
@@ -31,6 +32,7 @@ def evaluate(
     batch_size: BatchSize = 32,
     workers: Workers = None,
     device: Device = "auto",
+    backend: Backend | None = None,
     clips: Annotated[int | None, AT_LEAST_1] = None,
     crops: Literal[1, 3] | None = None,
     shuffle_frames: Annotated[bool, Parameter(negative="")] = False,
@@ -39,22 +41,24 @@ def evaluate(
     """Measure a trained network on pictures or clips with known classes, and write a report.
 
     Args:
-        run: Run folder, or a weights file.
+        run: Run folder, a weights file, or an exported file.
         data: Pictures or videos in class folders or a list; the run's own data if not given.
         split: Part of the data to measure on; the validation split where there is one, else all of it.
         on_bad_sample: What to do when a file can't be read: stop, or leave it out and count it.
         batch_size: Pictures per step.
         workers: Processes that read pictures; chosen from the number of cores if not given.
         device: Where to compute.
+        backend: What runs the network: torch if not given, the fastest that is installed for an exported file and with auto.
         clips: Videos: clips per video, whose probabilities are averaged; as trained if not given.
         crops: Videos: crops per clip, 1 or 3; as trained if not given.
         shuffle_frames: Videos: show each clip's frames in random order; what is lost is what time was worth.
         json: Print the numbers as JSON, nothing else.
     """
-    predictor = predicting.load(run, device=device)
+    predictor = load_with_backend(run, backend, device=device)
+    device = "cpu" if predictor.device.type == "cpu" else device
     task = predictor.task
     folder = RunFolder.open(run) if run.is_dir() else None
-    found, chosen = _evaluation_data(folder, task, data, split)
+    found, chosen = evaluation_data(folder, task, data, split)
     items = (*found.splits["train"], *found.splits["val"]) if chosen == "all" else found.splits[chosen]
     if not items:
         raise UserError(f"{found.root} has no pictures in its {chosen} split; choose another one with --split.")
@@ -91,7 +95,7 @@ def _with_views(config: RunConfig, views: dict[str, Any]) -> RunConfig:
     return config.model_copy(update={"clip": config.clip.model_copy(update=given)})
 
 
-def _evaluation_data(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:
+def evaluation_data(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:
     """The data and the split to measure on. The run's own data, wherever it is now, keeps the split that was held out in training."""
     record = folder.read_data() if folder else None
     if data is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
@@ -17,7 +17,9 @@ from pyramidvit.config import Section
 from pyramidvit.config.base import Positive
 from pyramidvit.draw import encode_png
 from pyramidvit.errors import UserError
+from pyramidvit.export.runtimes import Backend
 from pyramidvit.files import write_bytes
+from pyramidvit.predict import Predictor
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import Device
 from pyramidvit.tasks.detect import DetectTask
@@ -61,6 +63,7 @@ def predict(
     top: TopK = 5,
     batch_size: BatchSize = 8,
     device: Device = "auto",
+    backend: Backend | None = None,
     looks: Looks | None = None,
     min_score: float | None = None,
     coco: Path | None = None,
@@ -71,12 +74,13 @@ def predict(
     """Say what is on pictures or in clips, and write each one with its prediction on it.
 
     Args:
-        run: Run folder, or a weights file.
+        run: Run folder, a weights file, or an exported file.
         pictures: Files, folders and patterns such as 'photos/*.jpg'; videos and folders of frames for a network for clips.
         out: Folder for the annotated pictures; predictions/ of the run if not given.
         top: Classes to name per picture.
         batch_size: Pictures per step.
         device: Where to compute.
+        backend: What runs the network: torch if not given, the fastest that is installed for an exported file and with auto.
         min_score: Detection: leave out what has a lower score; pictures show what is above the best score of the evaluation.
         coco: Detection: write one COCO json of all pictures to this file.
         labels: Segmentation: folder for label maps, PNG files whose values are class numbers.
@@ -85,7 +89,7 @@ def predict(
     if not pictures:
         raise UserError("Give pictures to look at: pyramidvit predict RUN photo.jpg (folders and patterns work too).")
     views = Views(**(looks or Looks()).model_dump())
-    predictor = predicting.load(run, device=device, batch_size=batch_size, views=views)
+    predictor = load_with_backend(run, backend, device=device, batch_size=batch_size, views=views)
     for flag, kind, value in (("--coco", DetectTask, coco), ("--min-score", DetectTask, min_score), ("--labels", SegmentTask, labels)):
         if value is not None and not isinstance(predictor.task, kind):
             raise UserError(f"{flag} is for {kind.title.lower()}; these weights are for: {predictor.task.title.lower()}.")
@@ -111,6 +115,15 @@ def predict(
         predicting.make_folder(coco.parent)
         write_coco_document(coco, found)
     return 2 if failed else 0
+
+
+def load_with_backend(run: Path, backend: Backend | None, **settings: Any) -> Predictor:
+    """A predictor; on standard error what is done when that takes long, and which backend was chosen where that was left to us."""
+    tell = _console(stderr=True)
+    predictor = predicting.load(run, backend=backend, progress=lambda text: tell.print(f"{text} …", markup=False), **settings)
+    if backend == "auto" or (backend is None and predictor.backend != "torch"):
+        tell.print(f"backend: {predictor.backend}", markup=False)
+    return predictor
 
 
 def _console(*, stderr: bool = False) -> Console:

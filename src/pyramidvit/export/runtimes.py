@@ -1,0 +1,128 @@
+"""What runs exported files on the CPU: ONNX Runtime, OpenVINO, torch. Each is imported when it is first asked for."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyramidvit.errors import BadFileError, UserError
+from pyramidvit.export import suppress as operators
+from pyramidvit.export.describe import KEY, Description
+from pyramidvit.export.graphs import Run
+from pyramidvit.export.trust import check_openvino, check_program, open_onnx
+
+Backend = Literal["torch", "compile", "onnx", "openvino", "auto"]
+PACKAGES = {"onnx": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx"), "compile": (), "torch": ()}
+"""Backend → packages that it needs; the fastest first, but for `torch.compile`, which needs a minute before the first answer."""
+READERS: dict[str, tuple[str, ...]] = {".onnx": ("openvino", "onnx"), ".xml": ("openvino",), ".pt2": ("torch", "compile")}
+"""Ending of an exported file → backends that run it, the fastest first."""
+
+
+def is_exported(path: Path) -> bool:
+    """Whether a file's name is that of an export."""
+    return path.suffix.lower() in READERS
+
+
+def is_installed(backend: str) -> bool:
+    """Whether all that a backend needs is there."""
+    return all(importlib.util.find_spec(package) is not None for package in PACKAGES[backend])
+
+
+def choose(backend: Backend, able: Sequence[str]) -> str:
+    """The backend to use, of those that are able to, the fastest first. UserError when it is not able to, or not installed."""
+    if backend == "auto":
+        found = next((name for name in able if is_installed(name)), None)
+        if found is None:
+            raise UserError(f"No program that runs this file is installed: pip install 'pyramidvit[{able[-1]}]'.")
+        return found
+    if backend not in able:
+        raise UserError(f"--backend {backend} does not run this file; choose auto, {', '.join(able)}.")
+    if not is_installed(backend):
+        raise UserError(f"--backend {backend} needs {' and '.join(PACKAGES[backend])}: pip install 'pyramidvit[{backend}]'.")
+    return backend
+
+
+def open_file(path: Path, backend: str) -> tuple[Description, Run]:
+    """What a file says about itself, and its graph, ready to run. UserError, BadFileError when it can't be used or may not be trusted."""
+    if path.suffix.lower() == ".pt2":
+        return _open_program(path, compiled=backend == "compile")
+    if path.suffix.lower() == ".xml":
+        check_openvino(path)
+        text, run = _openvino(path)
+        return Description.from_json(text, path), run
+    model = open_onnx(path)
+    description = Description.from_json({entry.key: entry.value for entry in model.metadata_props}.get(KEY), path)
+    del model  # a runtime reads it again, and large ones fill the memory
+    return description, run_onnx(path, backend)
+
+
+def run_onnx(path: Path, backend: str) -> Run:
+    """Any ONNX file of our own making, with a description or without, ready to run."""
+    return _openvino(path)[1] if backend == "openvino" else _onnx_runtime(path)
+
+
+def _onnx_runtime(path: Path) -> Run:
+    import onnxruntime  # noqa: PLC0415
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001  its errors have no base of their own
+        raise BadFileError(path, f"ONNX Runtime can't use it ({_line(error)}).") from None
+    names = [one.name for one in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        arrays = {name: x.contiguous().numpy() for name, x in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(y) for y in session.run(None, arrays)]
+
+    return run
+
+
+def _openvino(path: Path) -> tuple[str | None, Run]:
+    """What a graph says about itself under our key, if anything, and the graph."""
+    import openvino  # noqa: PLC0415
+
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    try:
+        model = core.read_model(path)
+        text = str(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else None
+        compiled = core.compile_model(model, "CPU", settings)
+    except RuntimeError as error:
+        raise BadFileError(path, f"OpenVINO can't use it ({_line(error)}).") from None
+    request = compiled.create_infer_request()
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        arrays: list[Any] = [x.contiguous().numpy() for x in inputs]
+        results = request.infer(arrays, share_inputs=True)
+        return [torch.from_numpy(np.array(results[port])) for port in compiled.outputs]
+
+    return text, run
+
+
+def _open_program(path: Path, *, compiled: bool) -> tuple[Description, Run]:
+    assert operators.suppress is not None  # the operator has to be known before a program with it is read
+    check_program(path)
+    extra = {f"{KEY}.json": ""}
+    try:
+        program = torch.export.load(path, extra_files=extra)
+    except (RuntimeError, ValueError, KeyError, AttributeError, AssertionError) as error:
+        raise BadFileError(path, f"torch can't use it ({_line(error)}).") from None
+    description, module = Description.from_json(extra[f"{KEY}.json"], path), program.module(check_guards=False)
+    call: Callable[..., Sequence[Tensor]] = torch.compile(module) if compiled else module
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return list(call(*inputs))
+
+    return description, run
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1][:300]

@@ -1,0 +1,163 @@
+"""`export`: a trained network as a file that is proven equal before it gets its name."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from pyramidvit.errors import UserError
+from pyramidvit.export.describe import Description, digest
+from pyramidvit.export.exported import Exported, load_exported
+from pyramidvit.export.formats import SUFFIXES, Format, write_onnx, write_openvino, write_program
+from pyramidvit.export.graphs import graph_of
+from pyramidvit.export.program import trace
+from pyramidvit.export.smaller import write_halves, write_int8
+from pyramidvit.export.verify import TOLERANCE, Difference, verify
+from pyramidvit.files import TEMP_PREFIX, give_name
+from pyramidvit.types import Batch
+from pyramidvit.weights import WeightsMeta
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written, and how far it is from the network. ``size`` and ``frames`` are the only ones it takes, None: any."""
+
+    path: Path
+    format: Format
+    precision: Precision
+    bytes: int
+    size: tuple[int, int] | None
+    frames: int | None
+    differences: tuple[Difference, ...]
+    seconds: float
+
+    @property
+    def largest(self) -> float:
+        """The largest difference, in the terms of `verify.TOLERANCE`."""
+        return max(one.value for one in self.differences)
+
+    def to_json(self) -> dict[str, Any]:
+        differences = [asdict(one) for one in self.differences]
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "precision": self.precision,
+            "bytes": self.bytes,
+            "size": None if self.size is None else list(self.size),
+            "frames": self.frames,
+            "largest_difference": self.largest,
+            "tolerance": TOLERANCE.get(self.precision),
+            "differences": differences,
+            "seconds": self.seconds,
+        }
+
+
+def export(
+    model: nn.Module,
+    meta: WeightsMeta,
+    declared: Sequence[int],
+    path: Path,
+    format: Format = "onnx",
+    *,
+    precision: Precision = "fp32",
+    calibration: Iterable[Batch] = (),
+    accept: Callable[[Exported, Exported], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> ExportReport:
+    """Write a network as a file, verified beside it; ``declared`` (C, [T,] H, W) is the input that it was trained on.
+
+    ``calibration`` is what int8 is fitted to. ``accept`` is shown the export in full precision and the one to be kept, and raises to keep
+    none. An older file of that name is replaced at the end, or stays as it was. UserError when the path is wrong, the network can't be
+    exported, or the file differs.
+    """
+    started = time.perf_counter()
+    check_path(path, format)
+    if precision != "fp32" and format == "torch":
+        raise UserError(f"torch's format keeps full precision; for {precision} choose --format onnx or openvino.")
+    model = model.cpu().eval()
+    graph = graph_of(model)
+    with _workshop(path) as folder:
+        progress("tracing")
+        traced = trace(graph, declared)
+        description = Description(meta, graph.inputs, graph.outputs, traced.size, traced.frames, weights=digest(model))
+        progress("writing")
+        full = folder / "full" / path.name
+        full.parent.mkdir()
+        if format == "torch":
+            write_program(full, traced, description)
+        else:
+            onnx_file = full.with_suffix(".onnx")
+            write_onnx(onnx_file, traced, graph, description)
+            if format == "openvino":
+                write_openvino(full, onnx_file, description)
+        progress("verifying")
+        before = load_exported(full, format)
+        differences = verify(model, before, declared)
+        kept = full
+        if precision != "fp32":
+            progress(f"converting to {precision}")
+            kept, after = _smaller(folder, full, format, replace(description, precision=precision), calibration)
+            differences = verify(model, after, declared) if precision in TOLERANCE else []
+            if accept is not None:
+                accept(before, after)
+        size = sum(file.stat().st_size for file in _files(kept, format))
+        _keep(kept, path, format)
+    return ExportReport(path, format, precision, size, traced.size, traced.frames, tuple(differences), time.perf_counter() - started)
+
+
+def check_path(path: Path, format: Format) -> None:
+    """UserError unless a file of this format can have this name."""
+    if path.suffix.lower() != SUFFIXES[format]:
+        right = path.with_suffix(SUFFIXES[format]).name
+        raise UserError(f"Files of the format {format} end in {SUFFIXES[format]}, got {path.name}: name it {right}.")
+    if not path.parent.is_dir():
+        raise UserError(f"Can't write {path}: the folder {path.parent} does not exist. Make it first.")
+
+
+def _smaller(folder: Path, full: Path, format: Format, description: Description, calibration: Iterable[Batch]) -> tuple[Path, Exported]:
+    """The same network in fewer bits, beside the ONNX file of full precision."""
+    kept, source = folder / full.name, full.with_suffix(".onnx")
+    onnx_file = kept.with_suffix(".onnx")
+    if description.precision == "int8":
+        write_int8(source, onnx_file, description, calibration)
+    elif format == "onnx":
+        write_halves(source, onnx_file, description)
+    if format == "openvino":
+        write_openvino(kept, onnx_file if description.precision == "int8" else source, description)
+    return kept, load_exported(kept, format)
+
+
+@contextmanager
+def _workshop(path: Path) -> Iterator[Path]:
+    """A folder beside the file to come, which goes again whatever happens."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{TEMP_PREFIX}{os.getpid()}-", dir=path.parent))
+    except OSError as error:
+        raise UserError(f"Can't write {path}: {error.strerror}. Choose another folder.") from None
+    try:
+        yield folder
+    except OSError as error:
+        raise UserError(f"Can't write {path}: {error.strerror or error}. Free some space or choose another folder.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(path: Path, format: Format) -> list[Path]:
+    """All files of an export, the one that names it last."""
+    return [path.with_suffix(".bin"), path] if format == "openvino" else [path]
+
+
+def _keep(file: Path, path: Path, format: Format) -> None:
+    for part, target in zip(_files(file, format), _files(path, format), strict=True):
+        temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{target.name}")
+        os.replace(part, temp)
+        give_name(temp, target)

@@ -1,0 +1,172 @@
+"""Exported files give what the network gives, at sizes and batches they were not traced with, and nothing is left that doesn't."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pyramidvit
+from pyramidvit.config import RunConfig
+from pyramidvit.errors import UserError
+from pyramidvit.export import verify as verifying
+from pyramidvit.export import write
+from pyramidvit.export.exported import load_exported
+from pyramidvit.export.program import Traced
+from pyramidvit.export.smaller import write_halves
+from pyramidvit.export.verify import compare
+from pyramidvit.models.found import Found
+from pyramidvit.predict import Predictor
+from pyramidvit.tasks.table import TASKS
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+CPU = torch.device("cpu")
+
+
+def predictor(task: str = "classify", name: str = "pvt_v2_b0", **settings: object) -> Predictor:
+    """With random weights, wide enough apart that detectors find something."""
+    torch.manual_seed(0)
+    config = RunConfig.model_validate({"task": task, "model": {"name": name}, "head": {"preset": "small"}, **settings})
+    made = TASKS[task](config, ("cat", "dog", "cow"))
+    model = made.model()
+    for part, weight in model.named_parameters():
+        if part in ("classes.weight", "roi_heads.box.classes.weight", "rpn.objectness.weight"):
+            torch.nn.init.normal_(weight, 0, 0.2)
+    return Predictor(made, model, CPU)
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Predictor:
+    return predictor()
+
+
+@pytest.fixture(scope="module")
+def exported(classifier: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "model.onnx"
+    report = classifier.export(path)
+    assert report.largest < 1e-5
+    assert report.size is None
+    return path
+
+
+@pytest.mark.slow
+def test_any_size_and_batch(classifier: Predictor, exported: Path) -> None:
+    """PB-95: nothing of the traced size is left in the file."""
+    file = load_exported(exported, "onnx")
+    for shape in ((1, 3, 224, 224), (3, 3, 256, 320), (2, 3, 33, 65), (5, 3, 32, 32)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(file(x), classifier.model(x), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_file_alone_predicts_the_same(classifier: Predictor, exported: Path) -> None:
+    """PB-99: resize, crop, mean and order of colours travel inside; classes and probabilities are those of the run."""
+    picture = np.random.default_rng(0).integers(0, 255, (150, 210, 3), np.uint8)
+    alone = pyramidvit.load(exported)
+    assert alone.task.preprocess == classifier.task.preprocess
+    assert alone.backend in ("openvino", "onnx")
+    (want, got) = (dict(one(picture).prediction.top(3)) for one in (classifier, alone))
+    assert want.keys() == got.keys()
+    assert all(abs(want[name] - got[name]) < 1e-4 for name in want)
+
+
+@pytest.mark.slow
+def test_layer_norm_and_gelu_stay_one_operator(exported: Path) -> None:
+    """PB-100: normalisation and activation are not taken apart."""
+    kinds = [node.op_type for node in onnx.load(exported).graph.node]
+    assert kinds.count("LayerNormalization") == 30
+    assert kinds.count("Gelu") == 8
+    assert kinds.count("ReduceMean") == 1  # the mean over the last map
+
+
+@pytest.mark.slow
+def test_openvino_reads_the_onnx_file(classifier: Predictor, exported: Path) -> None:
+    pytest.importorskip("openvino")
+    x = torch.randn(2, 3, 96, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(load_exported(exported, "openvino")(x), classifier.model(x), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_halves_are_half_as_large(exported: Path, tmp_path: Path) -> None:
+    file = load_exported(exported, "onnx")
+    write_halves(exported, tmp_path / "half.onnx", replace(file.description, precision="fp16"))
+    half, x = load_exported(tmp_path / "half.onnx", "onnx"), torch.randn(1, 3, 64, 64)
+    assert (tmp_path / "half.onnx").stat().st_size < 0.6 * exported.stat().st_size
+    assert half.description.precision == "fp16"
+    torch.testing.assert_close(half(x), file(x), rtol=0, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_another_network_is_no_export_of_this_one(exported: Path) -> None:
+    """What is compared decides, not that a file was written."""
+    file = load_exported(exported, "onnx")
+    other = predictor().model
+    with torch.no_grad():
+        other.get_parameter("head.bias")[1] += 0.01
+    with pytest.raises(UserError, match="differs from the network"):
+        verifying.verify(other.eval(), file, (3, 64, 64))
+
+
+@pytest.mark.slow
+def test_a_file_that_differs_is_not_left(classifier: Predictor, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older file of that name stays; nothing else does."""
+    (tmp_path / "model.onnx").write_text("older")
+
+    def broken(path: Path, *_: object) -> None:
+        model = onnx.load(exported)
+        bias = next(one for one in model.graph.initializer if list(one.dims) == [3] and one.data_type == onnx.TensorProto.FLOAT)
+        bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + np.float32(0.1), bias.name))
+        onnx.save(model, path)
+
+    monkeypatch.setattr(write, "trace", lambda *_: Traced(None))  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(write, "write_onnx", broken)
+    with pytest.raises(UserError, match="no file was kept"):
+        classifier.export(tmp_path / "model.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert (tmp_path / "model.onnx").read_text() == "older"
+
+
+def test_names_that_stand_for_no_format(classifier: Predictor, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\.onnx"):
+        classifier.export(tmp_path / "model.tflite")
+    with pytest.raises(UserError, match="does not exist"):
+        classifier.export(tmp_path / "none" / "model.onnx")
+
+
+@pytest.mark.slow
+def test_other_channels_and_backends_are_told(exported: Path) -> None:
+    with pytest.raises(UserError, match="takes 3 channels"):
+        load_exported(exported, "onnx")(torch.zeros(1, 4, 64, 64))
+    with pytest.raises(UserError, match="does not run this file"):
+        load_exported(exported, "torch")
+    with pytest.raises(UserError, match="runs on the CPU"):
+        pyramidvit.load(exported, device="cuda")
+
+
+@pytest.mark.slow
+def test_files_without_a_description(exported: Path, tmp_path: Path) -> None:
+    model = onnx.load(exported)
+    newer = json.loads(model.metadata_props[0].value) | {"format": 99}
+    for value, message in (("", "doesn't say"), ("{}", "can't read"), (json.dumps(newer), "newer version")):
+        onnx.helper.set_model_props(model, {"pyramidvit": value})
+        onnx.save(model, tmp_path / "model.onnx")
+        with pytest.raises(UserError, match=message):
+            load_exported(tmp_path / "model.onnx", "onnx")
+
+
+def test_objects_are_compared_by_their_counterparts() -> None:
+    """The order of equal scores says nothing, a lost object does."""
+    boxes = torch.tensor([[0.0, 0, 10, 10], [20, 20, 40, 40], [50, 0, 60, 30]])
+    one = Found(boxes, torch.tensor([0.9, 0.5, 0.2]), torch.tensor([0, 1, 1]))
+    order = [1, 0, 2]
+    same = compare([one], [Found(boxes[order], one.scores[order], one.labels[order])], (1, 3, 64, 64))
+    assert (same.value, same.objects, same.lost) == (0, 6, 0)
+    fewer = compare([one], [Found(boxes[1:], one.scores[1:], one.labels[1:])], (1, 3, 64, 64))
+    assert fewer.lost == 1
+    nothing = compare([one], [Found(boxes[:0], one.scores[:0], one.labels[:0])], (1, 3, 64, 64))
+    assert nothing.lost == 2  # the last one is at the edge of what is kept
