@@ -3,7 +3,7 @@
     python benchmarks/reading.py --out benchmarks/results/reading.json
     python benchmarks/reading.py clips/*.mp4 --model mvitv2_small_16x4
 
-Clips of 16 frames, 4 apart at 30 per second, start anywhere in the videos; without any given, videos of 10 seconds of 426x320 pixels are
+Clips of 16 frames, 4 apart at 30 per second, start anywhere in the videos; without any given, videos of 6 seconds of 426x320 pixels are
 drawn (H.264, a key frame every 250). A worker has one thread, a training step (forward and backward, without optimiser) all of them.
 Run on a quiet machine.
 """
@@ -33,7 +33,7 @@ from pyramidvit.types import Preprocess
 
 def draw_videos(folder: Path, count: int) -> list[Path]:
     paths = [folder / f"{number}.mp4" for number in range(count)]
-    for path, clip in zip(paths, motion_clips(count, frames=300, size=(320, 426), seed=0), strict=True):
+    for path, clip in zip(paths, motion_clips(count, frames=180, size=(320, 426), seed=0), strict=True):
         write_video(path, clip.frames, fps=30)
     return paths
 
@@ -74,7 +74,7 @@ def main() -> None:
         "torchcodec": VideoOptions(reader="torchcodec"),
     }
     with tempfile.TemporaryDirectory() as folder:
-        videos = args.videos or draw_videos(Path(folder), 8)
+        videos = args.videos or draw_videos(Path(folder), 4)
         for name, options in readers.items():
             if name == "torchcodec" and not find_spec("torchcodec"):
                 print("torchcodec is not installed: pip install 'pyramidvit[torchcodec]'")
