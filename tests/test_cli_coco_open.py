@@ -40,7 +40,7 @@ def test_objects_are_those_of_the_json(photos, annotated):
     assert data.ids == {name: number for number, name in names.items()}
     items = {item.id: item for items in data.splits.values() for item in items}
     assert len(items) == len(annotated["images"]) == 53
-    expected: dict[int, list] = {image["id"]: [] for image in annotated["images"]}
+    expected: dict[int | str | None, list] = {image["id"]: [] for image in annotated["images"]}
     for one in annotated["annotations"]:
         expected[one["image_id"]].append((names[one["category_id"]], bool(one["iscrowd"]), float(one["area"]), one["bbox"]))
     for number, item in items.items():

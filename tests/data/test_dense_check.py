@@ -14,7 +14,7 @@ from pyramidvit.config import DenseConfig
 from pyramidvit.data.anchor_fit import Anchors, fit_anchors
 from pyramidvit.data.boxes import read_box_data
 from pyramidvit.data.dense_check import check_box_data, check_mask_data
-from pyramidvit.data.findings import CheckReport, Finding, render
+from pyramidvit.data.findings import CheckReport, Finding, class_findings, render
 from pyramidvit.data.image import ReadOptions
 from pyramidvit.data.masks import read_mask_data
 
@@ -112,10 +112,17 @@ def test_classes_that_one_split_lacks(root: Path) -> None:
     (root / "instances_train.json").write_text(json.dumps(content))
     report = check(root)
     assert finding(report, "untrained").details == ("dog", "cow")
+    assert finding(report, "untrained").level == "error"
     val = json.loads((root / "instances_val.json").read_text())
     val["annotations"] = [one for one in val["annotations"] if one["category_id"] == 0]
     (root / "instances_val.json").write_text(json.dumps(val))
     assert finding(check(root), "unmeasured").details == ("pig",)
+
+
+def test_a_class_that_a_drawn_split_took_out_of_training_is_a_warning() -> None:
+    counts = {"train": {"cat": 9, "dog": 0}, "val": {"cat": 3, "dog": 1}}
+    levels = {drawn: {one.code: one.level for one in class_findings(counts, drawn=drawn)}["untrained"] for drawn in (True, False)}
+    assert levels == {True: "warning", False: "error"}
 
 
 def test_a_made_split_leaves_every_class_something_to_learn_from(tmp_path: Path) -> None:
