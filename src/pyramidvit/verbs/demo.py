@@ -59,8 +59,8 @@ DEMOS: dict[TaskName, Demo] = {
             model=_SMALL,
             head=HeadConfig(preset="small"),
             dense=DenseConfig(resize="fixed", input_size=(128, 128)),
-            optim=OptimConfig(lr=1e-3, reference_batch=16, warmup_epochs=0.5),
-            loop=LoopConfig(epochs=6, batch_size=16, eval_every=3),
+            optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5),
+            loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
         ),
     ),
     "detect": Demo(
@@ -83,10 +83,10 @@ DEMOS: dict[TaskName, Demo] = {
         RunConfig(
             task="instances",
             model=_SMALL,
-            head=HeadConfig(preset="small", strides=(4, 8, 16, 32)),
+            head=HeadConfig(preset="small", strides=(4, 8, 16, 32), anchor_scale=4.0),
             dense=DenseConfig(resize="fixed", input_size=(128, 128)),
-            optim=OptimConfig(lr=1e-3, reference_batch=16, warmup_epochs=0.5, clip_grad=10.0),
-            loop=LoopConfig(epochs=8, batch_size=16, eval_every=4),
+            optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
+            loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
         ),
     ),
     "video": Demo(
