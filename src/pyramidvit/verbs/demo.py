@@ -83,7 +83,7 @@ DEMOS: dict[TaskName, Demo] = {
         RunConfig(
             task="instances",
             model=_SMALL,
-            head=HeadConfig(preset="small", strides=(4, 8, 16, 32), anchor_scale=4.0),
+            head=HeadConfig(preset="small", strides=(4, 8, 16, 32), anchor_scale=4.0, samples=32),
             dense=DenseConfig(resize="fixed", input_size=(128, 128)),
             optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
             loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
