@@ -58,10 +58,7 @@ def evaluate(
     device = "cpu" if predictor.device.type == "cpu" else device
     task = predictor.task
     folder = RunFolder.open(run) if run.is_dir() else None
-    found, chosen = evaluation_data(folder, task, data, split)
-    items = (*found.splits["train"], *found.splits["val"]) if chosen == "all" else found.splits[chosen]
-    if not items:
-        raise UserError(f"{found.root} has no pictures in its {chosen} split; choose another one with --split.")
+    found, chosen, items = evaluation_data(folder, task, data, split)
     config = task.config.model_copy(
         update={
             "data": task.config.data.model_copy(update={"on_bad_sample": on_bad_sample, "workers": workers}),
@@ -95,7 +92,19 @@ def _with_views(config: RunConfig, views: dict[str, Any]) -> RunConfig:
     return config.model_copy(update={"clip": config.clip.model_copy(update=given)})
 
 
-def evaluation_data(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:
+def evaluation_data(
+    folder: RunFolder | None, task: Task, data: Path | None, split: str | None
+) -> tuple[Any, str, tuple[LabelledFile, ...]]:
+    """The data, the split to measure on and what is in it. The run's own data, wherever it is now, keeps the split that was held out in
+    training. UserError when there is nothing to measure on."""
+    found, chosen = _data_and_split(folder, task, data, split)
+    items = (*found.splits["train"], *found.splits["val"]) if chosen == "all" else tuple(found.splits[chosen])
+    if not items:
+        raise UserError(f"{found.root} has no pictures in its {chosen} split; choose another one with --split.")
+    return found, chosen, items
+
+
+def _data_and_split(folder: RunFolder | None, task: Task, data: Path | None, split: str | None) -> tuple[Any, str]:
     """The data and the split to measure on. The run's own data, wherever it is now, keeps the split that was held out in training."""
     record = folder.read_data() if folder else None
     if data is None:

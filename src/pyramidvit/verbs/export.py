@@ -50,14 +50,11 @@ class Judge:
 
     def __init__(self, predictor: Predictor, run: Path, data: Path | None, samples: int, most: float, force: bool) -> None:
         folder = RunFolder.open(run) if run.is_dir() else None
-        found, split = evaluation_data(folder, predictor.task, data, None)
-        items = (*found.splits["train"], *found.splits["val"]) if split == "all" else found.splits[split]
-        if not items:
-            raise UserError(f"{found.root} has no pictures in its {split} split to measure on.")
+        found, _, items = evaluation_data(folder, predictor.task, data, None)
         task = predictor.task
         config = task.config.model_copy(update={"loop": task.config.loop.model_copy(update={"device": "cpu", "batch_size": 8})})
         self.measure = TASKS[task.name](config, task.classes, replace(found, splits={"train": (), "val": items}))
-        learned = found.splits["train"] or items
+        learned = tuple(found.splits["train"]) or items
         learned = learned[:: max(len(learned) // samples, 1)][:samples]  # from all over the data
         self.learn = TASKS[task.name](config, task.classes, replace(found, splits={"train": (), "val": learned}))
         self.most, self.force, self.count, self.cost = most, force, len(items), None
