@@ -34,12 +34,12 @@ def expect(fits: bool, name: str, value: object, wanted: str) -> None:
 
 def is_whole(value: object, least: int | None = None) -> bool:
     """Whether it is a whole number, NumPy's included and truth values not, of at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+    return not isinstance(value, bool) and isinstance(value, Integral) and (least is None or int(value) >= least)
 
 
 def is_share(value: object) -> bool:
     """Whether it is a number from 0 and below 1."""
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < 1
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= float(value) < 1
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

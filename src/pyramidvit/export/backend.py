@@ -17,7 +17,7 @@ from pyramidvit.export.write import export
 from pyramidvit.types import Preprocess
 from pyramidvit.weights import WeightsMeta
 
-ABLE = ("openvino", "onnx", "torch")
+ABLE: tuple[Backend, ...] = ("openvino", "onnx", "torch")
 """What ``auto`` chooses from for a network; torch.compile, which needs about a minute before its first answer, has to be asked for."""
 
 

@@ -49,7 +49,8 @@ class Description:
                 )
             names = {name: tuple(values[name]) for name in ("inputs", "outputs")}
             size = None if values["size"] is None else tuple(values["size"])
-            return cls(**(values | names | {"size": size, "meta": WeightsMeta.from_json(json.dumps(values["meta"]))}))
+            values |= names | {"size": size, "meta": WeightsMeta.from_json(json.dumps(values["meta"]))}
+            return cls(**values)
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, UserError):
                 raise

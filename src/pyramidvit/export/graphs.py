@@ -60,7 +60,7 @@ class Boxes(Graph):
     inputs = ("images", "valid")
     outputs = ("image", "boxes", "labels", "scores")
 
-    def forward(self, images: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor, valid: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return tuple(find_boxes(self.model(images), valid))
 
 
@@ -70,7 +70,7 @@ class BoxesAndMasks(Graph):
     inputs = ("images", "valid")
     outputs = (*Boxes.outputs, "masks")
 
-    def forward(self, images: Tensor, valid: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, images: Tensor, valid: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         found, masks = find_masks(self.model(images), valid)
         return (*found, masks)
 

@@ -55,6 +55,6 @@ def _trace(graph: Graph, shape: tuple[int, ...], *, fixed: bool) -> ExportedProg
     if len(graph.inputs) > 1:
         inputs.append(torch.tensor([shape[-2:]] * 2))
         dynamic.append({0: batch})
-    with torch.no_grad(), warnings.catch_warnings(), tracing.patch(backed_size_oblivious=True):
+    with torch.no_grad(), warnings.catch_warnings(), tracing.patch(backed_size_oblivious=True):  # pyright: ignore
         warnings.simplefilter("ignore")  # about the tracer's own insides, and sizes that weights were not trained on
         return torch.export.export(graph, tuple(inputs), dynamic_shapes=tuple(dynamic))

@@ -18,7 +18,7 @@ from pyramidvit.export.trust import check_openvino, check_program, open_onnx
 Backend = Literal["torch", "compile", "onnx", "openvino", "auto"]
 PACKAGES = {"onnx": ("onnxruntime", "onnx"), "openvino": ("openvino", "onnx"), "compile": (), "torch": ()}
 """Backend → packages that it needs; the fastest first, but for `torch.compile`, which needs a minute before the first answer."""
-READERS: dict[str, tuple[str, ...]] = {".onnx": ("openvino", "onnx"), ".xml": ("openvino",), ".pt2": ("torch", "compile")}
+READERS: dict[str, tuple[Backend, ...]] = {".onnx": ("openvino", "onnx"), ".xml": ("openvino",), ".pt2": ("torch", "compile")}
 """Ending of an exported file → backends that run it, the fastest first."""
 
 
@@ -32,10 +32,10 @@ def is_installed(backend: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in PACKAGES[backend])
 
 
-def choose(backend: Backend, able: Sequence[str]) -> str:
+def choose(backend: Backend, able: Sequence[Backend]) -> Backend:
     """The backend to use, of those that are able to, the fastest first. UserError when it is not able to, or not installed."""
     if backend == "auto":
-        found = next((name for name in able if is_installed(name)), None)
+        found: Backend | None = next((name for name in able if is_installed(name)), None)
         if found is None:
             raise UserError(f"No program that runs this file is installed: pip install 'pyramidvit[{able[-1]}]'.")
         return found

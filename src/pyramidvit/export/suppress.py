@@ -32,7 +32,9 @@ def _(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:  # noqa:
 
 def onnx_suppress(boxes: Any, scores: Any, iou: float, limit: int) -> Any:
     """The same in operators of ONNX, for the exporter; values are onnxscript's."""
-    from onnxscript import opset20 as op  # noqa: PLC0415
+    from onnxscript import opset20  # noqa: PLC0415
+
+    op: Any = opset20  # whose own types speak of constants, not of values
 
     limits = op.Constant(value_ints=[limit]), op.Constant(value_floats=[iou]), op.Constant(value_floats=[0.0])
     chosen = op.NonMaxSuppression(boxes, scores, *limits)

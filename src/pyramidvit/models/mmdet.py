@@ -80,7 +80,7 @@ def from_mmdet(config: Mapping[str, Any]) -> Backbone:
     if kind not in CLASSES:
         close = nearest(kind, [*CLASSES, *BACKBONES]) or CLASSES
         raise UserError(f"There is no backbone of type {named!r} here; did you mean {' or '.join(close)}?")
-    common = _architecture(settings, official) | {"drop_path_rate": 0.1 if rate is None else rate}
+    common: dict[str, Any] = {**_architecture(settings, official), "drop_path_rate": 0.1 if rate is None else rate}
     size, linear = settings.pop("pretrain_img_size", settings.pop("img_size", 224)), settings.pop("linear", False)
     expect(isinstance(linear, bool), "linear", linear, "True or False")
     _reject_rest(settings, kind, PER_CLASS[kind] | {"strides": [4, 2, 2, 2]})

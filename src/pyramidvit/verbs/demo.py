@@ -73,7 +73,7 @@ DEMOS: dict[TaskName, Demo] = {
             head=HeadConfig(preset="small", strides=(8, 16, 32), anchor_scale=2.4),
             dense=DenseConfig(resize="fixed", input_size=(128, 128)),
             optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
-            loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
+            loop=LoopConfig(epochs=6, batch_size=8, eval_every=3, ema_decay=0.99),
         ),
     ),
     "instances": Demo(
