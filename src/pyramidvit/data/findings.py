@@ -89,7 +89,7 @@ def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictu
     n_train, n_val = sum(train.values()), sum(val.values())
     rows: list[tuple[Level, str, list[str], str]] = [
         (untrained, "untrained", [c for c in train if n_train and not train[c] and val[c]], f"validation {things}, but none to train on"),
-        ("warning", "empty", [c for c in train if n_train and not train[c] and not val[c]], f"no {things} at all, so it can't be learnt"),
+        ("warning", "empty", [c for c in train if n_train and not train[c] and not val[c]], f"no {things} at all, which can't be learnt"),
         (
             "warning",
             "unmeasured",
