@@ -53,7 +53,7 @@ class Peer:
         if self.library == "torchvision":
             from torchvision.models import video  # noqa: PLC0415
 
-            return getattr(video, TORCHVISION[self.name])(num_classes=1000)
+            return getattr(video, TORCHVISION[self.name])()
         if self.library == "timm":
             import timm  # noqa: PLC0415
 
