@@ -113,12 +113,19 @@ def choose_splits(found: Mapping[Path, str | None], root: Path, findings: list[F
     return chosen
 
 
+LONGEST_NAME = 255
+"""Bytes that the name of a file can have on every common system."""
+
+
 def below(folder: Path, name: str, where: str) -> Path:
     """A file named in annotations, which can't lie outside of ``folder``; UserError if it would."""
     try:
-        return folder / inside(name.replace("\\", "/"), where)
+        path = folder / inside(name.replace("\\", "/"), where)
     except ValueError as error:
         raise UserError(f"The annotations name a picture outside of the data: {error}.") from None
+    if any(len(part.encode(errors="replace")) > LONGEST_NAME for part in path.parts):
+        raise UserError(f"{where} names a picture with more than {LONGEST_NAME} letters: {name[:40]}…, which no file can have.")
+    return path
 
 
 def pictures_below(folder: Path) -> list[Path]:

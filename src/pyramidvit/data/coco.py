@@ -137,7 +137,7 @@ def _key(value: Any) -> str:
 def _by_id(entry: Mapping[str, Any]) -> tuple[bool, int]:
     """By number; those with other ids keep their order at the end."""
     key = _key(entry["id"])
-    return (False, int(key)) if key.lstrip("-").isdecimal() else (True, 0)
+    return (False, int(key)) if key.removeprefix("-").isdecimal() else (True, 0)
 
 
 def _picture(entry: Mapping[str, Any], folder: Path, where: str) -> RawPicture:
@@ -155,9 +155,12 @@ def _object(entry: Mapping[str, Any], name: str, picture: RawPicture, where: str
     try:
         box = _box(entry.get("bbox"), shape)
         area = None if entry.get("area") is None else float(entry["area"])
+        crowd = float(entry.get("iscrowd") or 0)  # some files have numbers as text
+        if crowd not in (0, 1):
+            raise ValueError(f"iscrowd is 0 or 1, got {entry['iscrowd']!r}")
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where[0].upper()}{where[1:]} is damaged: bbox needs four numbers and area one ({error}).") from error
-    return RawObject(box, name, shape, bool(entry.get("iscrowd", 0)), area, flaw)
+    return RawObject(box, name, shape, crowd == 1, area, flaw)
 
 
 def _box(given: Any, shape: Shape | None) -> Box:

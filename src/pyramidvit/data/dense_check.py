@@ -141,6 +141,9 @@ def _split_findings(splits: Mapping[str, tuple[BoxItem | MaskItem, ...]]) -> Ite
 
 def _object_findings(data: BoxData) -> Iterator[Finding]:
     for split, items in data.splits.items():
+        if items and all(item.crowd.all() for item in items):
+            text = f"no single object in the {len(items)} pictures of {split}, so nothing can be "
+            yield Finding("error", "no-objects", text + ("learned." if split == "train" else "measured."))
         empty = tuple(item.path.relative_to(data.root).as_posix() for item in items if len(item.labels) == 0)
         if empty:
             level: Level = "warning" if len(empty) > len(items) / 2 else "note"

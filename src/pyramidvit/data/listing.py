@@ -18,6 +18,14 @@ def first_of(root: Path, names: Iterable[str], suffix: str = "") -> Path | None:
     return next((entries[name + suffix] for name in names if name + suffix in entries), None)
 
 
+def read_lines(file: Path) -> list[str]:
+    """Lines of a text file in UTF-8, a byte order mark left out; UserError when it can't be read or is in another encoding."""
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Can't read {file}: {error}. Lists are text in UTF-8.") from error
+
+
 def entries_of(folder: Path, ignored: list[Path]) -> tuple[list[Path], list[Path]]:
     """Sorted subfolders and files; junk goes to ``ignored``."""
     try:

@@ -21,7 +21,7 @@ import numpy as np
 from pyramidvit.data.annotations import choose_splits, drawn_order, pictures_below, read_json, share_of, split_of
 from pyramidvit.data.coco import is_coco
 from pyramidvit.data.findings import Finding, number_of
-from pyramidvit.data.listing import entries_of, first_of, inside, relative
+from pyramidvit.data.listing import entries_of, first_of, inside, read_lines, relative
 from pyramidvit.data.mask_items import IGNORE, Colour, MaskCode, MaskItem, read_mask
 from pyramidvit.errors import UserError
 
@@ -203,10 +203,12 @@ def _listed(pairs: list[Pair], root: Path) -> dict[str, list[Pair]]:
     for file in entries_of(root, [])[1]:
         split = split_of(file, root)
         if file.suffix.lower() == ".json" and split and is_coco(content := read_json(file)):
+            if not all(isinstance(entry, Mapping) for entry in content["images"]):
+                raise UserError(f"{file} is damaged: its images must be a list of mappings with a file_name each.")
             lists[split] = {Path(str(entry.get("file_name"))).stem for entry in content["images"]}
     folder = root / "ImageSets" / "Segmentation"
     for file in folder.glob("*.txt") if folder.is_dir() else ():
-        lists[file.stem] = {line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()}
+        lists[file.stem] = {line.strip() for line in read_lines(file)}
     if not {"train", "val"} <= lists.keys():
         return {}
     return {split: [pair for pair in pairs if pair[0].stem in lists[split]] for split in ("train", "val")}
@@ -271,7 +273,7 @@ def _read_class_file(file: Path) -> tuple[tuple[str, ...], dict[str, Colour] | N
     try:
         if file.suffix.lower() == ".json":
             return _names_of(read_json(file)), None
-        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line for line in read_lines(file) if line.strip()]
         if file.suffix.lower() == ".txt":
             return tuple(line.strip() for line in lines), None
         rows = [{key.strip().lower(): value.strip() for key, value in row.items()} for row in csv.DictReader(lines)]

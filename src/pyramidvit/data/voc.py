@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from pyramidvit.data.annotations import RawData, RawObject, RawPicture, RawSplit, below, choose_splits, pictures_below, split_of
-from pyramidvit.data.listing import entries_of, first_of
+from pyramidvit.data.listing import entries_of, first_of, read_lines
 from pyramidvit.errors import UserError
 
 
@@ -66,11 +66,7 @@ def _image_sets(root: Path, data: RawData) -> dict[str, list[str] | None]:
 
 
 def _names(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Can't read {file}: {error}.") from error
-    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    return list(dict.fromkeys(line.strip() for line in read_lines(file) if line.strip()))
 
 
 def _picture(file: Path, folder: Path, by_stem: dict[str, Path]) -> RawPicture:
@@ -81,7 +77,7 @@ def _picture(file: Path, folder: Path, by_stem: dict[str, Path]) -> RawPicture:
         path = by_stem.get(file.stem) or below(folder, named or file.stem, str(file))
         shift = 1 if "PASCAL VOC" in (tree.findtext("source/annotation") or "").upper() else 0
         objects = [_object(one, shift) for one in tree.iterfind("object")]
-    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, LookupError, ValueError, OverflowError) as error:
         raise UserError(f"{file} can't be used: {error}.") from error
     return RawPicture(path, size, objects, file.stem)
 

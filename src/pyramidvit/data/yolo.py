@@ -27,7 +27,7 @@ from pyramidvit.data.annotations import (
 from pyramidvit.data.findings import Finding
 from pyramidvit.data.folders import VAL_NAMES
 from pyramidvit.data.image import ImageError, inspect_image
-from pyramidvit.data.listing import entries_of
+from pyramidvit.data.listing import entries_of, read_lines
 from pyramidvit.errors import UserError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt")
@@ -86,7 +86,7 @@ def _plain_names(root: Path) -> tuple[str, ...] | None:
     file = next((root / name for name in _NAME_FILES if (root / name).is_file()), None)
     if file is None or not any(path.name.lower() == "labels" or (path / "labels").is_dir() for path in entries_of(root, [])[0]):
         return None
-    return tuple(line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip())
+    return tuple(line.strip() for line in read_lines(file) if line.strip())
 
 
 def _folders(root: Path, data: RawData) -> dict[str, Path]:
@@ -111,8 +111,7 @@ def _pictures(root: Path, given: Any) -> list[Path]:
     for one in given if isinstance(given, list) else [given]:
         place = _place(root, str(one))
         if place.suffix == ".txt":
-            lines = place.read_text(encoding="utf-8-sig").splitlines()
-            pictures += [_place(root, line.strip()) for line in lines if line.strip()]
+            pictures += [_place(root, line.strip()) for line in read_lines(place) if line.strip()]
         else:
             pictures += pictures_below(place)
     return pictures
@@ -146,10 +145,7 @@ def _picture(path: Path, root: Path, names: Sequence[str]) -> RawPicture:
     except ImageError:  # whoever reads the picture says so; its labels mean nothing without its size
         return RawPicture(path, None, [], path.stem)
     size = (info.height, info.width)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else []
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Can't read {file}: {error}.") from error
+    lines = read_lines(file) if file.is_file() else []
     objects: list[RawObject] = []
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -21,6 +21,8 @@ class ConvReLU(nn.Conv2d):
 
     def __init__(self, in_channels: int, width: int, kernel: int = 3, norm_groups: int = 0) -> None:
         super().__init__(in_channels, width, kernel, padding=kernel // 2)
+        if norm_groups and width % norm_groups:
+            raise ValueError(f"A width of {width} channels can't be normalised in {norm_groups} groups: it has to be a multiple of them.")
         self.norm = nn.GroupNorm(norm_groups, width) if norm_groups else None
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H W"]:

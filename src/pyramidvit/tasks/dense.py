@@ -12,6 +12,7 @@ from pyramidvit.config import RunConfig
 from pyramidvit.data.dense_transforms import eval_transform, train_transform
 from pyramidvit.data.image import ImageError, read_image
 from pyramidvit.draw import encode_png
+from pyramidvit.errors import UserError
 from pyramidvit.models import create_model
 from pyramidvit.tasks import Data
 from pyramidvit.tasks.pictures import PictureTask, eight_bits
@@ -37,7 +38,11 @@ class DenseTask(PictureTask):
     def model(self) -> nn.Module:
         settings = self.config.model
         in_chans, rate = self.config.data.in_chans, settings.drop_path_rate
-        model = self.build(create_model(settings.name, features_only=True, in_chans=in_chans, drop_path_rate=rate))
+        backbone = create_model(settings.name, features_only=True, in_chans=in_chans, drop_path_rate=rate)
+        try:
+            model = self.build(backbone)
+        except ValueError as error:
+            raise UserError(f"The head can't be built with these settings: {error}") from error
         if settings.weights is not None:
             self.start_from(settings.weights, model)
         return model

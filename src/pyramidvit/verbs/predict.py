@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from PIL import Image
 from rich.console import Console
 
@@ -65,7 +66,7 @@ def predict(
     device: Device = "auto",
     backend: Backend | None = None,
     looks: Looks | None = None,
-    min_score: float | None = None,
+    min_score: Annotated[float, Number(gte=0, lte=1)] | None = None,
     coco: Path | None = None,
     labels: Path | None = None,
     sliding: Sliding | None = None,
