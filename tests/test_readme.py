@@ -60,7 +60,7 @@ def run(line: str) -> int:
     if words[:2] == ["bench", "scaling"]:
         words += ["pvt_v2_b0", "--sizes", "32", "64", "--threads", "1"]
     elif words[0] == "bench":
-        words += ["--size", "64x64", "--rounds", "1", "--threads", "1"]
+        words += ["--size", "64x64", "--rounds", "3", "--threads", "1"]
     with pytest.raises(SystemExit) as left:
         main(words)
     assert isinstance(left.value.code, int)

@@ -121,7 +121,7 @@ def test_pooling_as_a_product(size: tuple[int, int], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["detect", "instances"])
+@pytest.mark.parametrize("task", ["detect"])
 def test_detectors_as_files(task: str, detector: Predictor, segmenter: Predictor, pictures: torch.Tensor, tmp_path: Path) -> None:
     """Busy pictures, empty ones, and both in a batch."""
     pytest.importorskip("openvino")

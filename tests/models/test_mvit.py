@@ -254,7 +254,7 @@ def test_relative_attention_is_the_softmax_with_a_bias(class_token):
     """Positions as further channels give what the formula with the whole bias gives, the class token left out of bias and residual."""
     torch.manual_seed(0)
     grid, skip = (2, 5, 7), int(class_token)
-    attention = PooledAttention(CLIPS_V2.block(1, 0), (2, 5, 7)).eval()
+    attention = PooledAttention(dataclasses.replace(CLIPS_V2.block(1, 0), class_token=class_token), (2, 5, 7)).eval()
     q_grid, k_grid = pooled_grid(grid, (1, 2, 2)), pooled_grid(grid, (1, 4, 4))
     q = torch.randn(2, math.prod(q_grid) + skip, 2, 96)
     k, v = torch.randn(2, 2, math.prod(k_grid) + skip, 2, 96)

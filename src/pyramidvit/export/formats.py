@@ -90,7 +90,9 @@ def write_openvino(path: Path, onnx_file: Path, description: Description) -> Non
 def write_program(path: Path, traced: Traced, description: Description) -> None:
     """torch's archive, without the inputs it was traced with, which it would keep as a pickle."""
     traced.program._example_inputs = None
-    torch.export.save(traced.program, path, extra_files={f"{KEY}.json": description.to_json()})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No complete tensor found")  # of tensors that share memory; compared later
+        torch.export.save(traced.program, path, extra_files={f"{KEY}.json": description.to_json()})
 
 
 WRITERS: dict[Format, Callable[..., None]] = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_program}

@@ -118,30 +118,43 @@ def label_maps(
 
     ``valid`` is the (height, width) of each inside the padded batch, ``sizes`` those to enlarge them to (``valid`` if not given).
     """
-    K = outputs.logits.shape[1]
+    dtype = torch.uint8 if outputs.logits.shape[1] <= 255 else torch.int64
     maps = []
     for logits, inside, size in zip(outputs.logits.float(), valid, sizes or valid, strict=True):
-        step = max(1, SCORES_AT_ONCE // (K * size[1]))
-        columns = _neighbours(size[1], inside[1] / size[1] * logits.shape[2] / outputs.size[1], logits.shape[2])
-        rows = _neighbours(size[0], inside[0] / size[0] * logits.shape[1] / outputs.size[0], logits.shape[1])
-        dtype = torch.uint8 if K <= 255 else torch.int64
-        parts = [
-            _between(_between(logits, 1, start), 2, columns).argmax(0).to(dtype)
-            for start in zip(*(side.split(step) for side in rows), strict=True)
-        ]
-        maps.append(torch.cat(parts))
+        grid = logits.permute(1, 2, 0).contiguous()
+        scales = [inside[axis] / size[axis] * grid.shape[axis] / outputs.size[axis] for axis in (0, 1)]
+        rows, columns = (_neighbours(size[axis], scales[axis], grid.shape[axis], grid.device) for axis in (0, 1))
+        maps.append(_best_classes(grid, rows, columns).to(dtype))
     return maps
 
 
-def _neighbours(count: int, scale: float, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of ``count`` pixel centres: the two cells around it, of ``limit``, and the share of the second (bilinear)."""
-    place = ((torch.arange(count) + 0.5) * scale - 0.5).clamp(min=0)
+class _Neighbours(NamedTuple):
+    """For each of N pixel centres along an axis: the two cells around it, and the share of the second (bilinear)."""
+
+    first: Tensor
+    second: Tensor
+    share: Tensor
+
+
+def _neighbours(count: int, scale: float, limit: int, device: torch.device) -> _Neighbours:
+    place = ((torch.arange(count, device=device) + 0.5) * scale - 0.5).clamp(min=0)
     first = place.long().clamp(max=limit - 1)
-    return first, (first + 1).clamp(max=limit - 1), place - first
+    return _Neighbours(first, (first + 1).clamp(max=limit - 1), place - first)
 
 
-def _between(x: Tensor, axis: int, neighbours: tuple[Tensor, ...]) -> Tensor:
-    first, second, share = (side.to(x.device) for side in neighbours)
-    shape = [1, 1, 1]
-    shape[axis] = -1
-    return torch.lerp(x.index_select(axis, first), x.index_select(axis, second), share.view(shape))
+def _best_classes(grid: Float[Tensor, "h w K"], rows: _Neighbours, columns: _Neighbours) -> Tensor:
+    """Best class (H, W) between the cells of a grid of logits. A class that is best in all four cells around a pixel is best there too,
+    since interpolation weighs them; so logits are only enlarged along borders of classes."""
+    best = grid.argmax(2)
+    if grid.shape[2] <= 32767:
+        best = best.short()
+    corners = [best.index_select(0, y).index_select(1, x) for y in rows[:2] for x in columns[:2]]
+    labels = corners[0].clone()
+    open_y, open_x = torch.stack([corner != labels for corner in corners[1:]]).any(0).nonzero(as_tuple=True)
+    step = max(1, SCORES_AT_ONCE // grid.shape[2])
+    for y, x in zip(open_y.split(step), open_x.split(step), strict=True):
+        top, bottom, down = (side[y] for side in rows)
+        left, right, across = (side[x] for side in columns)
+        west, east = (torch.lerp(grid[top, side], grid[bottom, side], down[:, None]) for side in (left, right))
+        labels[y, x] = torch.lerp(west, east, across[:, None]).argmax(1).to(labels.dtype)
+    return labels
