@@ -27,7 +27,7 @@ def gradients(network: nn.Module, weights: nn.Module, x: Tensor) -> list[Tensor]
 def test_a_training_step_is_the_same():
     network = small_network()
     x = torch.randn(2, 3, 64, 97)
-    for got, want in zip(gradients(compiled(network), network, x), gradients(network, network, x), strict=True):
+    for got, want in zip(gradients(compiled(network, dynamic=False), network, x), gradients(network, network, x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -35,7 +35,7 @@ def test_many_sizes_do_not_make_as_many_graphs():
     """PB-95, for training: eight sizes have a graph of their own, further ones run as without."""
     network = nn.Conv2d(1, 1, 1)
     torch.compiler.reset()
-    fast = compiled(network, backend=(graphs := CountGraphs()))
+    fast = compiled(network, dynamic=False, backend=(graphs := CountGraphs()))
     for side in range(3, 15):
         x = torch.randn(1, 1, side, side)
         torch.testing.assert_close(fast(x), network(x))
@@ -55,4 +55,4 @@ class CountGraphs:
 def test_a_missing_compiler_is_said_before_training(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="needs a C\\+\\+ compiler"):
-        compiled(small_network())
+        compiled(small_network(), dynamic=False)

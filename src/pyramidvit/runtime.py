@@ -38,15 +38,15 @@ def make_accelerator(device: Device = "auto", precision: Precision = "auto") -> 
     return Accelerator(cpu=chosen == "cpu", mixed_precision="no" if precision == "fp32" else precision)
 
 
-def compiled(network: nn.Module, *, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
-    """The network behind torch.compile, which works at the first call for each size: eight sizes at most, others run as without.
+def compiled(network: nn.Module, *, dynamic: bool | None, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
+    """The network behind torch.compile, which works when it is first called. UserError without a C++ compiler.
 
-    One graph for all sizes fails in training: torch 2.14 can't order the strides of maps whose sides are quotients of unknowns.
-    UserError without a C++ compiler.
+    ``dynamic`` None makes a graph for the first size and then one for any; False one for each size, eight at most, and others run as
+    without. Training needs False: torch 2.14 can't order the strides of maps whose sides are quotients of unknowns.
     """
     if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise UserError("torch.compile needs a C++ compiler, and none is installed: install g++ or clang, or do without.")
-    module = torch.compile(network, dynamic=False, backend=backend)
+    module = torch.compile(network, dynamic=dynamic, backend=backend)
     assert isinstance(module, nn.Module)
     return module
 

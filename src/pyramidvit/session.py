@@ -177,7 +177,7 @@ def begin(task: Task, config: RunConfig, accelerator: Accelerator, samples: int)
     plan = EpochPlan(samples, loop.batch_size, seed=loop.seed, repeats=config.augment.repeats, rank=rank, world=world)
     net, stepper = accelerator.prepare(model, optimizer)
     if loop.compile:
-        net = compiled(net)
+        net = compiled(net, dynamic=False)
     session = Session(task, config, accelerator, model, net, optimizer, stepper, ema, plan, [])
     session.notes = first_notes(session, frozen)
     return session

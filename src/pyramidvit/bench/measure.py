@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pyramidvit.errors import UserError
 from pyramidvit.export.backend import anonymous
-from pyramidvit.models import Backbone, create_model
+from pyramidvit.export.graphs import backbone_of
+from pyramidvit.models import create_model
+from pyramidvit.runtime import compiled
 
 T = TypeVar("T")
 Backend = Literal["torch", "compile", "onnx", "openvino"]
@@ -34,7 +36,7 @@ def _eager(model: nn.Module) -> Callable[..., Any]:
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:
-    return torch.compile(model)
+    return compiled(model, dynamic=None)
 
 
 def _onnx(model: nn.Module) -> Callable[..., Any]:
@@ -118,8 +120,7 @@ class Named:
     def shape(self, size: tuple[int, int] | None, batch: int) -> tuple[int, ...]:
         """The declared input with a batch, at another height and width if given."""
         model = self()
-        backbone = model if isinstance(model, Backbone) else model.get_submodule("backbone")
-        declared = cast(Backbone, backbone).input_shape
+        declared = backbone_of(model).input_shape
         return (batch, *(declared if size is None else (*declared[:-2], *size)))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pyramidvit.data.folders import SUFFIXES, VAL_NAMES, ClassData, Named, assemble, class_folders
-from pyramidvit.data.listing import did_you_mean, entries_of, first_of, inside
+from pyramidvit.data.listing import did_you_mean, entries_of, first_of, inside, read_text
 from pyramidvit.errors import UserError
 
 _VIDEO_TEXT = ".mp4 .mkv .webm .avi .mov .m4v .mpg .mpeg .ts .mts .m2ts .flv .wmv .asf .3gp .ogv .gif .mxf .dv .nut .vob"
@@ -116,10 +116,7 @@ def _clips(folder: Path, ignored: list[Path], above: frozenset[Path] = frozenset
 
 def _read_list(table: Path, base: Path) -> list[tuple[_Row, Path]]:
     """The rows of a list and the clips they name; a UserError that lists the wrong ones."""
-    try:
-        text = table.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Can't read {table} as text in UTF-8: {error}.") from error
+    text = read_text(table)
     split = _json_rows(table, text) if table.suffix.lower() == ".json" else _text_rows(text, table.parent, base)
     found: list[tuple[_Row, Path]] = []
     problems: list[str] = []

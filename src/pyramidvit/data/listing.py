@@ -18,12 +18,17 @@ def first_of(root: Path, names: Iterable[str], suffix: str = "") -> Path | None:
     return next((entries[name + suffix] for name in names if name + suffix in entries), None)
 
 
-def read_lines(file: Path) -> list[str]:
-    """Lines of a text file in UTF-8, a byte order mark left out; UserError when it can't be read or is in another encoding."""
+def read_text(file: Path) -> str:
+    """A text file in UTF-8, a byte order mark left out; UserError when it can't be read or is in another encoding."""
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Can't read {file}: {error}. Lists are text in UTF-8.") from error
+        raise UserError(f"Can't read {file} as text in UTF-8: {error}.") from error
+
+
+def read_lines(file: Path) -> list[str]:
+    """Lines of a text file, as `read_text` reads it."""
+    return read_text(file).splitlines()
 
 
 def entries_of(folder: Path, ignored: list[Path]) -> tuple[list[Path], list[Path]]:

@@ -279,7 +279,7 @@ def _read_class_file(file: Path) -> tuple[tuple[str, ...], dict[str, Colour] | N
         rows = [{key.strip().lower(): value.strip() for key, value in row.items()} for row in csv.DictReader(lines)]
         colours = {row["name"]: (int(row["r"]), int(row["g"]), int(row["b"])) for row in rows}
         return tuple(name for name in colours if name != "ignore"), colours
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{file} does not give class names: expected a list, or a csv of name,r,g,b ({error}).") from error
 
 

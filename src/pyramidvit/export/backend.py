@@ -5,15 +5,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 
-from pyramidvit.errors import UserError
 from pyramidvit.export.describe import digest
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.graphs import backbone_of
 from pyramidvit.export.runtimes import Backend, choose
 from pyramidvit.export.write import export
+from pyramidvit.runtime import compiled
 from pyramidvit.types import Preprocess
 from pyramidvit.weights import WeightsMeta
 
@@ -39,8 +38,8 @@ def with_backend(
     if chosen == "torch":
         return model, chosen
     if chosen == "compile":
-        return compiled(model), chosen
-    weights = digest(model)
+        return compiled(model, dynamic=None), chosen
+    weights = digest(model) if kept else ""
     for file in kept:
         if file.suffix == ".xml" and chosen != "openvino":
             continue
@@ -62,12 +61,3 @@ def anonymous(model: nn.Module, backend: Backend) -> nn.Module:
     shape = backbone_of(model).input_shape
     meta = WeightsMeta("network", "classify", (), Preprocess.for_channels(shape[0]))
     return with_backend(model.eval(), meta, shape, backend)[0]
-
-
-def compiled(model: nn.Module) -> nn.Module:
-    """The network compiled by torch when it is first called, once for each kind of input and then for any size."""
-    if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
-        raise UserError("torch.compile needs a C++ compiler, and none is installed: install g++ or clang, or choose another --backend.")
-    module = torch.compile(model)
-    assert isinstance(module, nn.Module)
-    return module

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +93,3 @@ def write_program(path: Path, traced: Traced, description: Description) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No complete tensor found")  # of tensors that share memory; compared later
         torch.export.save(traced.program, path, extra_files={f"{KEY}.json": description.to_json()})
-
-
-WRITERS: dict[Format, Callable[..., None]] = {"onnx": write_onnx, "openvino": write_openvino, "torch": write_program}
