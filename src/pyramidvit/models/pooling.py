@@ -95,7 +95,8 @@ class PooledAttention(nn.Module):
         else:
             bias = relative_bias(relative_logits(tokens, tables, k_grid))
             y = _attend(q, k, v, F.pad(bias, (skip, 0, skip, 0)))
-        return torch.cat([y[:, :skip], y[:, skip:] + q[:, skip:]], 1) if skip else y + q
+        # q comes first: a sum is laid out like its first term, and y is not laid out the same in eager and exported attention
+        return torch.cat([y[:, :skip], q[:, skip:] + y[:, skip:]], 1) if skip else q + y
 
 
 def _attend(

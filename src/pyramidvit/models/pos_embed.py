@@ -27,9 +27,11 @@ def relative_table(table: Float[Tensor, "L d"], queries: int, keys: int) -> Floa
     A table of 2 n - 1 rows holds the distances from 1 - n to n - 1 on the finer of the two grids; one of another length is resized first.
     """
     table = resize_table(table, (2 * _larger(queries, keys) - 1,))
-    query_step, key_step = _larger(keys / queries, 1.0), _larger(queries / keys, 1.0)
     query, key = torch.arange(queries, device=table.device)[:, None], torch.arange(keys, device=table.device)
-    return table[(query * query_step - key * key_step + (keys - 1) * key_step).long()]
+    query_step, key_step, last = _larger(keys / queries, 1.0), _larger(queries / keys, 1.0), keys - 1
+    if torch.compiler.is_exporting():  # ONNX multiplies tensors by numbers that are known, and by other tensors
+        query_step, key_step, last = (torch.scalar_tensor(x, dtype=torch.float64) for x in (query_step, key_step, last))
+    return table[(query * query_step - key * key_step + last * key_step).long()]
 
 
 def _larger(a: float, b: float) -> Any:

@@ -77,5 +77,4 @@ class MaskHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "R C S S"], labels: Int[Tensor, " R"]) -> Float[Tensor, "R S2 S2"]:
         x = self.masks(F.relu_(self.upsample(climb(x, self.convs))))
-        R, K = x.shape[:2]
-        return x.flatten(0, 1).index_select(0, K * torch.arange(R, device=x.device) + labels).float()
+        return x[torch.arange(x.shape[0], device=x.device), labels].float()
