@@ -88,6 +88,7 @@ def main() -> None:
                 flush=True,
             )
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -18,6 +18,7 @@ from pyramidvit.bench.measure import (
     Contestant,
     Named,
     busy_machine,
+    busy_share,
     in_fresh_process,
     peak_flops,
     peak_memory,
@@ -82,6 +83,7 @@ def test_peak_of_a_matrix_product_is_that_of_a_computer():
     assert 1e8 < peak_flops(256, rounds=3) < 1e14
 
 
+@pytest.mark.slow
 def test_multiply_adds_are_those_of_a_step():
     """Attention included, for every picture of the batch; the backward pass counts as two forwards."""
     build, shape = Named("pvt_tiny"), (2, 3, 64, 64)
@@ -146,8 +148,21 @@ def test_a_noisy_machine_is_said(monkeypatch):
     (warning,) = noisy_rows([row("calm", [1.0, 1.01, 1.02]), row("shaken", [1.0, 1.0, 2.0, 3.0])])
     assert "shaken" in warning
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert busy_machine(0.2) == busy_machine(None) == []
-    assert "load average 1.5 on 2 cores" in busy_machine(1.5)[0]
+    assert busy_machine(0.1) == busy_machine(None) == []
+    assert "50% of its 2 cores" in busy_machine(0.5)[0]
+
+
+def test_how_busy_others_are_is_counted_while_nothing_runs_here(tmp_path, monkeypatch):
+    """Work of this process before the measurement is no reason to warn, as it is in a load average."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 400 50 0 0 10 5 0\ncpu0 ...\n")
+    monkeypatch.setattr(time, "sleep", lambda _: stat.write_text("cpu  130 20 30 440 60 0 0 30 5 0\n"))
+    assert busy_share(stat=stat) == pytest.approx(0.5)  # 30 ticks of programs and 20 lent to other machines, of 100
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0, 0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert busy_share(stat=tmp_path / "none") == 0.25
+    monkeypatch.delattr("os.getloadavg")
+    assert busy_share(stat=tmp_path / "none") is None
 
 
 def fail() -> None:

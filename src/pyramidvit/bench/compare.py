@@ -12,7 +12,7 @@ import torch
 from pyramidvit.bench.measure import (
     Contestant,
     busy_machine,
-    load_average,
+    busy_share,
     measures_memory,
     peak_flops,
     peak_memory,
@@ -109,22 +109,23 @@ def compare(
     report: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Measure contestants of different labels, which all train or all don't; ``references`` are labels among theirs."""
-    load = load_average()
     with numerics(threads, deterministic=False):
-        machine = describe_machine(load)
         report("the machine's peak")
         peak = peak_flops()
         memories: list[float | None] = []
         for contestant in contestants:  # before the networks of this process fill the memory
             report(f"memory of {contestant.label}")
-            memories.append(peak_memory(contestant, machine["threads"]) if memory and measures_memory() else None)
-        seconds = take_turns([contestant.step() for contestant in contestants], rounds, report=report)
+            memories.append(peak_memory(contestant, torch.get_num_threads()) if memory and measures_memory() else None)
+        steps = [contestant.step() for contestant in contestants]
+        busy = busy_share()
+        seconds = take_turns(steps, rounds, report=report)
+        machine = describe_machine(busy)
         peak = max(peak, peak_flops())
     rows = tuple(
         Row(one.label, one.backend, one.shape, tuple(times), one.macs(), used)
         for one, times, used in zip(contestants, seconds, memories, strict=True)
     )
-    warnings = busy_machine(load) + noisy_rows(rows)
+    warnings = busy_machine(busy) + noisy_rows(rows)
     return Comparison(rows, tuple(references), contestants[0].train, peak, machine, tuple(warnings))
 
 
@@ -139,13 +140,13 @@ def noisy_rows(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def describe_machine(load: float | None) -> dict[str, Any]:
-    """What a number can't be understood without."""
+def describe_machine(busy: float | None) -> dict[str, Any]:
+    """What a number can't be understood without; ``busy`` is the `busy_share` right before the measurement."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load_average": load,
+        "busy_share": busy,
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

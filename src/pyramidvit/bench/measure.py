@@ -29,6 +29,8 @@ T = TypeVar("T")
 Backend = Literal["torch", "compile", "onnx", "openvino"]
 Step = Callable[[], object]
 """One pass of a network over its input."""
+BUSY = 0.15
+"""Share of the cores' time above which a machine that should be idle is called busy."""
 
 
 def _eager(model: nn.Module) -> Callable[..., Any]:
@@ -232,16 +234,31 @@ def _answer(sender: Connection, function: Callable[..., object], *arguments: obj
         sender.send((False, f"{type(error).__name__}: {error}"))
 
 
-def load_average() -> float | None:
-    """Processes that wanted to run in the last minute, on average; None where the system doesn't tell."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+def busy_share(seconds: float = 0.5, stat: Path = Path("/proc/stat")) -> float | None:
+    """Share of the time of all cores, from 0 to 1, that something takes while this process waits for ``seconds``.
+
+    Where the system doesn't count that, the load average of the last minute per core, in which work of this very process may be; None where
+    it tells neither.
+    """
+    if not stat.is_file():
+        return min(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0) if hasattr(os, "getloadavg") else None
+    idle, total = _clock_ticks(stat)
+    time.sleep(seconds)
+    idle_later, total_later = _clock_ticks(stat)
+    return 1 - (idle_later - idle) / max(total_later - total, 1)
 
 
-def busy_machine(load: float | None) -> list[str]:
-    """A warning when other work may have disturbed the measurement, judged by the load average before it."""
-    cores = os.cpu_count() or 1
-    if load is None or load < 0.3 * cores:
+def _clock_ticks(stat: Path) -> tuple[int, int]:
+    """Ticks of all cores since the start: idle ones and those spent waiting for a disk; and all, those lent to other machines too."""
+    ticks = list(map(int, stat.read_text().splitlines()[0].split()[1:9]))
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def busy_machine(share: float | None) -> list[str]:
+    """A warning when other work may have disturbed the measurement, judged by `busy_share` right before it."""
+    if share is None or share < BUSY:
         return []
     return [
-        f"The machine was busy before the start: load average {load:.1f} on {cores} cores. Times may be too long; repeat on a quiet one."
+        f"The machine was busy right before the measurement: {share:.0%} of its {os.cpu_count()} cores' time. "
+        "Times may be too long; repeat when it is quiet."
     ]

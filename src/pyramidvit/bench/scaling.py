@@ -14,10 +14,10 @@ from pyramidvit.bench.measure import (
     Contestant,
     Named,
     busy_machine,
+    busy_share,
     check_alike,
     growth,
     in_fresh_process,
-    load_average,
     measures_memory,
 )
 from pyramidvit.cpu import keep_freed_memory
@@ -90,9 +90,9 @@ def measure_scaling(
         raise UserError(f"Sizes are at least 32 pixels, got --sizes {small[0]}.")
     shapes = {name: Named(name, features=True).shape(None, batch) for name in names}
     check_alike(shapes)
-    load = load_average()
+    busy = busy_share()
     with numerics(threads, deterministic=False):
-        machine = describe_machine(load)
+        machine = describe_machine(busy)
     points: list[Point] = []
     too_large: dict[str, int] = {}
     for size in sorted(sizes):  # size by size, so that all networks meet the same moods of the machine
@@ -110,7 +110,7 @@ def measure_scaling(
             report(point)
             points.append(point)
     ordered = tuple(point for name in names for point in points if point.name == name)
-    return Scaling(ordered, batch, train, machine, tuple(busy_machine(load)))
+    return Scaling(ordered, batch, train, machine, tuple(busy_machine(busy)))
 
 
 def time_and_memory(contestant: Contestant, threads: int) -> tuple[float, float | None]:

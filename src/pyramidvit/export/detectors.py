@@ -86,7 +86,7 @@ def find_masks(outputs: MaskRCNNOutputs, valid: Int[Tensor, "B 2"]) -> tuple[Det
     boxes = shifted(proposals.boxes[:, :, None], deltas.unflatten(0, (B, P)), ROI_DEVIATIONS)  # (B, P, K, 4)
     boxes = _cut(boxes.transpose(1, 2).flatten(1, 2), valid)  # (B, K * P, 4)
     kept = suppress(boxes.reshape(B * K, P, 4), scores.reshape(B * K, 1, P), config.nms_iou, config.max_per_image)
-    labels = torch.arange(K, device=valid.device).repeat_interleave(P).expand(B, K * P)
+    labels = torch.arange(K, device=valid.device)[:, None].expand(B, K, P).flatten(1)  # repeat_interleave has no right form in ONNX
     found = _flat(_top(Candidates(boxes, kept.reshape(B, K * P), labels), config.max_per_image))
     cells = _pool(outputs, found.boxes, found.image, config.mask_side)
     return found, outputs.roi_heads.mask(cells, found.labels).sigmoid()
