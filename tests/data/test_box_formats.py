@@ -58,7 +58,7 @@ def test_voc_with_lists_of_names(tmp_path: Path) -> None:
     assert contents(data, "val") == {"JPEGImages/c.jpg": objects}
     assert [one.paths for one in data.findings if one.code == "unused-annotations"] == [("ImageSets/Main/test.txt",)]
     write(tmp_path / "ImageSets" / "Main" / "val.txt", "c\nd\n")
-    with pytest.raises(UserError, match=r"val list.*no xml.*such as d"):
+    with pytest.raises(UserError, match=r"(?s)1 name of the val list in ImageSets without xml.*\n    d$"):
         read_box_data(tmp_path)
 
 
@@ -134,6 +134,61 @@ def test_yolo_as_it_is_exported(tmp_path: Path, path: str, train: str, val: str,
         assert [name for name, _ in found[f"{folder}/a.png"]] == ["dog", "cat"]
         assert np.allclose([box for _, box in found[f"{folder}/a.png"]], [box for _, box in objects], atol=1e-5)
         assert found[f"{folder}/b.png"] == []  # no text: no objects
+
+
+@pytest.mark.parametrize(
+    ("yaml", "there", "words"),
+    [
+        ("train: ../other/images", "other/images/a.png", "leads outside"),
+        ("train: /nowhere/images", "", "leads outside"),
+        ("train: ..", "", "leads outside"),
+        ("path: ../other\ntrain: images", "other/images/a.png", "says that its data is in ../other"),
+        ("train: pets/images", "", "not in"),
+        ("train: photos/images", "", "not in"),
+        ("train: list.txt", "other/a.png", "leads outside"),
+    ],
+)
+def test_yolo_paths_are_never_taken_for_other_ones(tmp_path: Path, yaml: str, there: str, words: str) -> None:
+    """A folder outside was once replaced by any of a similar name inside."""
+    picture(tmp_path / "pets" / "images" / "a.png")
+    if there:
+        picture(tmp_path / there)
+    write(tmp_path / "pets" / "list.txt", "images/a.png\n../other/a.png\n")
+    write(tmp_path / "pets" / "data.yaml", f"{yaml}\nnames: [cat]\n")
+    with pytest.raises(UserError, match=words):
+        read_box_data(tmp_path / "pets")
+
+
+def test_yolo_paths_of_another_place_are_looked_for_beside_the_yaml_and_said(tmp_path: Path) -> None:
+    root = tmp_path / "pets"
+    for name in ("a", "b"):
+        picture(root / "train" / "images" / f"{name}.png")
+        write(root / "train" / "labels" / f"{name}.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(root / "data.yaml", "train: ../train/images\nnames: [cat]\n")
+    (found,) = [one for one in read_box_data(root).findings if one.code == "moved-paths"]
+    assert (found.level, found.paths, found.details) == ("warning", ("../train/images",), ("train/images",))
+    for sound in ("path: train\ntrain: images", f"path: {root}\ntrain: {root}/train/images"):
+        write(root / "data.yaml", f"{sound}\nnames: [cat]\n")
+        data = read_box_data(root)
+        assert (sum(map(len, data.splits.values())), data.findings) == (2, ())
+
+
+def test_names_in_a_yolo_list_without_picture_are_refused_and_a_picture_named_twice(tmp_path: Path) -> None:
+    for name in "ab":
+        picture(tmp_path / "images" / f"{name}.png")
+        write(tmp_path / "labels" / f"{name}.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(tmp_path / "data.yaml", "train: train.txt\nnames: [cat]\n")
+    write(tmp_path / "train.txt", "images/a.png\nimages/gone.png\nimages/b.png\n")
+    with pytest.raises(UserError, match=r"1 name of the train list train.txt without picture: correct the list.*\n    images/gone.png"):
+        read_box_data(tmp_path)
+    (found,) = read_box_data(tmp_path, strict=False).findings
+    assert (found.level, found.code, found.paths) == ("error", "unknown-names", ("images/gone.png",))
+    write(tmp_path / "train.txt", "images/a.png\nimages/b.png\n./images/a.png\n")
+    with pytest.raises(UserError, match=r"1 picture is named more than once in train: name each once.*\n    images/a.png"):
+        read_box_data(tmp_path)
+    write(tmp_path / "train.txt", "images/gone.png\n")
+    with pytest.raises(UserError, match="without picture"):
+        read_box_data(tmp_path)
 
 
 def test_yolo_polygons_are_outlines(tmp_path: Path) -> None:
@@ -257,6 +312,26 @@ def test_one_mask_per_object(tmp_path: Path, layout: str) -> None:
     assert sorted(target.boxes.tolist()) == [[0, 2, 10, 7], [20, 2, 30, 7]]
     assert target.masks is not None
     assert target.masks.sum((1, 2)).tolist() == [50, 50]
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_mask_without_object_and_one_of_another_size_are_named(tmp_path: Path, masks: bool) -> None:
+    """An all-black mask was once called not finite, and the picture blamed for the size of a mask."""
+    for name in "abc":
+        picture(tmp_path / "images" / f"{name}.png")
+        for number, (size, value) in enumerate((((7, 9), 255), ((40, 60), 0), ((40, 60), 255))[2 * (name != "a") :]):
+            path = tmp_path / "masks" / name / f"m{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full(size, value, np.uint8)).save(path)
+    with pytest.raises(UserError) as refused:
+        read_box_data(tmp_path, masks=masks)
+    assert "images/a.png: the mask m0.png has 9 x 7 pixels, but its picture 60 x 40" in str(refused.value)
+    assert "1 object whose mask holds no object: mend them, or pass --on-bad-box" in str(refused.value)
+    assert "images/a.png: the mask m1.png is 0 everywhere" in str(refused.value)
+    data = read_box_data(tmp_path, masks=masks, on_bad_box="fix")
+    assert {one.code: one.level for one in data.findings} == {"box-mask": "warning", "box-blank": "warning"}
+    target = next(item for items in data.splits.values() for item in items if item.path.stem == "a").target((40, 60))
+    assert target.boxes.tolist() == [[0, 0, 60, 40]]
 
 
 def test_coco_as_it_is_exported_and_published(tmp_path: Path) -> None:

@@ -223,6 +223,57 @@ def test_unusable_outlines_matter_only_where_masks_are_learned(tmp_path: Path, s
     assert len(only(read_box_data(tmp_path)).labels) == 2
 
 
+@pytest.mark.parametrize(
+    ("annotation", "code"),
+    [
+        ({}, "box-no-box"),
+        ({"segmentation": [[1, 1, 5]]}, "box-mask"),
+        ({"segmentation": {"size": [HEIGHT, WIDTH], "counts": [HEIGHT * WIDTH]}}, "box-blank"),
+    ],
+)
+def test_an_object_that_is_nowhere_is_refused_or_left_out_for_what_it_lacks(tmp_path: Path, annotation: Annotation, code: str) -> None:
+    coco(tmp_path, "train", [annotation, {"bbox": [5, 5, 6, 7]}])
+    found = read_box_data(tmp_path, strict=False).findings
+    assert [(one.code, one.level) for one in found] == [(code, "error")]
+    assert "not finite" not in found[0].message
+    assert only(read_box_data(tmp_path, on_bad_box="fix")).boxes.tolist() == [[5, 5, 11, 12]]
+
+
+def test_run_lengths_of_another_picture_are_found_where_the_json_gives_no_size(tmp_path: Path) -> None:
+    path = coco(tmp_path, "train", [{"bbox": [1, 1, 5, 5], "segmentation": {"size": [9, 9], "counts": [40, 41]}}])
+    content = json.loads(path.read_text())
+    for entry in content["images"]:
+        del entry["width"], entry["height"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its mask is 9 x 9 pixels, the picture 60 x 40"):
+        read_box_data(tmp_path, masks=True)
+
+
+def test_a_picture_that_stands_twice_in_a_file_is_refused(tmp_path: Path) -> None:
+    path = coco(tmp_path, "train", [{"bbox": [1, 1, 5, 5], "image_id": i} for i in (1, 2, 3)], pictures=3)
+    content = json.loads(path.read_text())
+    content["images"][2]["file_name"] = "train1.png"
+    path.write_text(json.dumps(content))
+    for policy in ("error", "fix", "drop"):
+        with pytest.raises(UserError, match=r"(?s)1 picture is named more than once in all.*images/train1.png: under the ids 1, 3"):
+            read_box_data(tmp_path / "instances_train.json", on_bad_box=policy)
+    found = read_box_data(path, strict=False).findings
+    assert [(one.level, one.code, one.paths) for one in found] == [("error", "named-twice", ("images/train1.png",))]
+    content["images"][2] = content["images"][2] | {"id": "1", "file_name": "train3.png"}
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"gives 1 id to several pictures: 1 is train1.png and train3.png"):
+        read_box_data(tmp_path)
+
+
+def test_a_network_sees_its_own_numbers_whatever_those_of_the_data(tmp_path: Path) -> None:
+    """Evaluation elsewhere: classes by name, those that the network doesn't know refused."""
+    boxes = [{"bbox": [1, 1, 9, 9], "category_id": 1}, {"bbox": [20, 1, 9, 9], "category_id": 2}]
+    coco(tmp_path, "val", boxes, {1: "dog", 2: "cat"})
+    assert only(read_box_data(tmp_path, classes=["cat", "dog"]), "val").labels.tolist() == [1, 0]
+    with pytest.raises(UserError, match=r"'dog' \(1 objects\).*Known are 2 classes: cat, cow"):
+        read_box_data(tmp_path, classes=["cat", "cow"])
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "a/../../b.png", "..\\secret.png", ""])
 def test_a_file_name_does_not_leave_the_data(tmp_path: Path, name: str) -> None:
     path = coco(tmp_path / "data", "train", [])

@@ -217,7 +217,7 @@ def test_masks_with_strange_values_or_of_another_size_are_listed(tmp_path: Path)
     assert found.level == "error"
     assert len(found.paths) == 12
     assert "values of no class: 7 (1024 pixels)" in found.details[0]
-    assert "32 x 32 pixels, but it has 64 x 64" in found.details[6]
+    assert "32 x 32 pixels, but its picture 0.png has 64 x 64" in found.details[6]
 
 
 def test_binary_and_mostly_ignored_masks_are_found(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_pictures_without_mask_and_masks_without_picture_are_listed(tmp_path: Pa
 def test_a_mask_of_another_size_names_both_sizes(tmp_path: Path) -> None:
     """PB-53."""
     path, target = picture(tmp_path / "a.png", 5, 4), mask(tmp_path / "b.png")
-    with pytest.raises(BadFileError, match=r"a.png.*3 x 2 pixels, but it has 5 x 4"):
+    with pytest.raises(BadFileError, match=r"b.png: the mask has 3 x 2 pixels, but its picture a.png has 5 x 4"):
         MaskItem(path, target, MaskCode(("x", "y", "z"))).target((4, 5))
 
 

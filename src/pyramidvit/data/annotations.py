@@ -6,14 +6,14 @@ Shapes: N objects. Boxes are xyxy in absolute pixels, right and lower edges excl
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyramidvit.data.findings import Finding
+from pyramidvit.data.findings import Finding, number_of
 from pyramidvit.data.folders import SUFFIXES, VAL_NAMES
 from pyramidvit.data.listing import entries_of, inside, relative
 from pyramidvit.errors import UserError
@@ -111,6 +111,12 @@ def choose_splits(found: Mapping[Path, str | None], root: Path, findings: list[F
         what = f"{len(left)} sources of annotations left out, {', '.join(chosen)} being taken from others."
         findings.append(Finding("note", "unused-annotations", what, tuple(left)))
     return chosen
+
+
+def unknown_names(names: Sequence[str], split: str, where: str, wanted: str) -> Finding:
+    """What to say of names in the list of a split that have no file: an error, since it would be learned or measured on less."""
+    text = f"{number_of(len(names), 'name', 'names')} of the {split} list {where} without {wanted}: correct the list or add them."
+    return Finding("error", "unknown-names", text, tuple(names))
 
 
 LONGEST_NAME = 255

@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pyramidvit.data.annotations import Box, RawObject, RawPicture, Shape, settled_area
+from pyramidvit.data.annotations import NOWHERE, Box, RawObject, RawPicture, Shape, settled_area
 from pyramidvit.data.image import ImageError, inspect_image
 from pyramidvit.data.listing import relative
 from pyramidvit.data.orientation import AS_READ, turn_between, turn_boxes, turn_plane
 from pyramidvit.errors import BadFileError
-from pyramidvit.geometry import decode_rle, polygons_to_rle
+from pyramidvit.geometry import decode_rle, polygons_to_rle, rle_area
 from pyramidvit.types import BoxTarget, Rle
 
 _ROUNDING = 1.0
@@ -86,6 +86,8 @@ class Cleaner:
         "empty": ("with a box without area", "left out"),
         "outside": ("wholly outside of the picture", "left out"),
         "overhang": ("reaching out of the picture", "cut at the border"),
+        "blank": ("whose mask holds no object", "left out"),
+        "no-box": ("without a box, and without an outline to take it from", "left out"),
         "mask": ("with an outline that can't be used", "left out"),
         "no-mask": ("without an outline, which this task needs", "left out"),
     }
@@ -113,13 +115,36 @@ class Cleaner:
 
     def _settle(self, one: RawObject, size: tuple[int, int] | None, path: Path) -> Box | None:
         """A valid box, or None when the object is left out."""
-        kind, box = judge(one.box, size)
-        if kind is None and self.masks and one.shape is None:
-            kind, box = ("mask" if one.flaw else "no-mask"), None
+        kind, box, reason = _without_box(one)
+        if kind is None:
+            kind, box = judge(one.box, size)
+            reason = f"{one.name} at {_show(one.box)}" + (f" of {size[1]} x {size[0]}" if size else "")
+        if kind is None and self.masks:
+            if flaw := one.flaw or _useless(one.shape, size):
+                kind, box, reason = "mask", None, flaw
+            elif one.shape is None:
+                kind, box = "no-mask", None
         if kind is not None:
-            reason = one.flaw if kind == "mask" else f"{one.name} at {_show(one.box)}" + (f" of {size[1]} x {size[0]}" if size else "")
             self.flaws[kind].append((relative(path, self.root), reason))
         return box if kind is None or self.policy == "fix" else None
+
+
+def _without_box(one: RawObject) -> tuple[str | None, None, str]:
+    """Why an object has no box at all, as kind and in words; kind None when it has one."""
+    if one.box is not NOWHERE:
+        return None, None, ""
+    if isinstance(one.shape, Rle):
+        return "blank", None, one.flaw or f"no pixel of the mask of {one.name} is set"
+    return ("mask", None, one.flaw) if one.flaw else ("no-box", None, one.name)
+
+
+def _useless(shape: Shape | None, size: tuple[int, int] | None) -> str:
+    """What is wrong with run lengths in a picture of (height, width); nothing if they can be used."""
+    if not isinstance(shape, Rle):
+        return ""
+    if size is not None and shape.size != size:
+        return f"its mask is {shape.size[1]} x {shape.size[0]} pixels, the picture {size[1]} x {size[0]}"
+    return "" if rle_area(shape) else "no pixel of its mask is set"
 
 
 def judge(box: Box, size: tuple[int, int] | None) -> tuple[str | None, Box | None]:

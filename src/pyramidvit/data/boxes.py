@@ -12,14 +12,18 @@ What becomes of a box that is wrong, by ``on_bad_box``. Less than a pixel beyond
 | right of left or top of bottom exchanged| refused | exchanged back     | out  |
 | reaches out of the picture              | refused | cut at the border  | out  |
 | wholly outside, or without area         | refused | out                | out  |
+| absent, or of a mask without a pixel    | refused | out                | out  |
 | mask unusable or absent, but needed     | refused | out                | out  |
 | not finite                              | refused | refused            | out  |
+
+A picture that a split names twice is refused, whatever ``on_bad_box`` says: its objects may stand there once or twice.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,6 +114,8 @@ def read_box_data(
     raw = _read(given)
     for split in raw.splits.values():
         if not split.pictures:
+            if errors := [one for one in raw.findings if one.level == "error"]:
+                raise UserError(_refusal(given, errors))
             raise UserError(f"The {raw.format} annotations of {given} name no pictures in one of their splits; remove that split.")
     first = raw.splits.get("train") or raw.splits.get("all") or raw.splits["val"]
     names = tuple(classes) if classes is not None else _classes_of(first)
@@ -118,7 +124,8 @@ def read_box_data(
     index = {name: number for number, name in enumerate(names)}
     cleaner = Cleaner(raw.root, index, masks, "drop" if on_bad_box == "drop" else "fix")
     splits = {name: tuple(cleaner.item(picture) for picture in split.pictures) for name, split in raw.splits.items()}
-    findings = (*raw.findings, *_flaw_findings(cleaner, on_bad_box))
+    twice = [finding for name, split in raw.splits.items() for finding in _named_twice(name, split, raw.root)]
+    findings = (*raw.findings, *twice, *_flaw_findings(cleaner, on_bad_box))
     if strict and (errors := [one for one in findings if one.level == "error"]):
         raise UserError(_refusal(given, errors))
     file = relative(given, raw.root) if given.is_file() else None
@@ -187,6 +194,16 @@ def _refuse_unknown(name: str, split: RawSplit, classes: tuple[str, ...], root: 
         raise UserError(f"{root} has pictures, but not one object in its {name} split, so there is nothing to learn.")
 
 
+def _named_twice(name: str, split: RawSplit, root: Path) -> Iterator[Finding]:
+    ids: dict[Path, list[str]] = defaultdict(list)
+    for picture in split.pictures:
+        ids[picture.path].append(repr(picture.id))
+    twice = {relative(path, root): f"under the ids {', '.join(known)}" for path, known in ids.items() if len(known) > 1}
+    if twice:
+        text = f"{number_of(len(twice), 'picture is', 'pictures are')} named more than once in {name}: name each once, with all objects."
+        yield Finding("error", "named-twice", text, tuple(twice), tuple(twice.values()))
+
+
 def _split(items: tuple[BoxItem, ...], root: Path, val_share: float, seed: int) -> dict[str, tuple[BoxItem, ...]]:
     """Hold out a share of the pictures with objects, and of those without; never the last training picture of a class, if it can be."""
     by_path = {item.path: item for item in items}
@@ -230,5 +247,6 @@ def _refusal(root: Path, errors: list[Finding]) -> str:
     lines = [f"The annotations of {root} would make training wrong:"]
     for finding in errors:
         lines.append(f"  {finding.message}")
-        lines += [f"    {path}: {reason}" for path, reason in list(zip(finding.paths, finding.details, strict=False))[:3]]
+        places = zip_longest(finding.paths[:3], finding.details[: min(len(finding.paths), 3)])
+        lines += [f"    {path}: {reason}" if reason else f"    {path}" for path, reason in places]
     return "\n".join(lines)

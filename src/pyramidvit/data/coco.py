@@ -5,7 +5,7 @@ train/_annotations.coco.json). Where files named instances* lie among others, on
 images/, or in a folder named like the split. Annotation ids are not used, so that 0 and repeated ones do no harm.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -28,7 +28,7 @@ from pyramidvit.data.annotations import (
     read_json,
     split_of,
 )
-from pyramidvit.data.findings import Finding
+from pyramidvit.data.findings import Finding, number_of
 from pyramidvit.data.listing import entries_of
 from pyramidvit.errors import UserError
 from pyramidvit.geometry import rle_box, rle_counts, rle_from_counts
@@ -100,7 +100,7 @@ def read_coco_split(content: Any, folder: Path, where: str) -> RawSplit:
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where} is damaged: an image or category is not as expected ({type(error).__name__}: {error}).") from error
     if len(pictures) < len(content["images"]):
-        raise UserError(f"{where} gives {len(content['images']) - len(pictures)} pictures an id that another one has; make ids unique.")
+        _refuse_shared_ids(content["images"], where)
     undeclared: Counter[str] = Counter()
     strays = 0
     for number, entry in enumerate(content["annotations"]):
@@ -123,6 +123,16 @@ def read_coco_split(content: Any, folder: Path, where: str) -> RawSplit:
     ordered = sorted(content.get("categories", []), key=_by_id)
     ids = {names[_key(entry["id"])]: entry["id"] for entry in reversed(ordered)}
     return RawSplit(list(pictures.values()), tuple(dict.fromkeys(names[_key(entry["id"])] for entry in ordered)), ids)
+
+
+def _refuse_shared_ids(images: list[Mapping[str, Any]], where: str) -> None:
+    names: dict[str, list[str]] = defaultdict(list)
+    for entry in images:
+        names[_key(entry["id"])].append(str(entry["file_name"]))
+    shared = {key: files for key, files in names.items() if len(files) > 1}
+    some = "; ".join(f"{key} is {' and '.join(files[:3])}" for key, files in list(shared.items())[:3])
+    several = number_of(len(shared), "id", "ids")
+    raise UserError(f"{where} gives {several} to several pictures: {some}. Name each picture once, under an id of its own.")
 
 
 def _key(value: Any) -> str:

@@ -115,5 +115,5 @@ class MaskItem:
     def target(self, size: tuple[int, int]) -> MaskTarget:
         """Classes in a picture of ``size`` (height, width); BadFileError when the mask can't be used or has another size."""
         labels = self.code.labels(self.mask, read_mask(self.mask))
-        tag = turn_between(self.path, (labels.shape[0], labels.shape[1]), size)
+        tag = turn_between(self.path, (labels.shape[0], labels.shape[1]), size, self.mask)
         return MaskTarget(torch.from_numpy(labels if tag == AS_READ else turn_plane(labels, tag).copy()))

@@ -1,7 +1,8 @@
 """One mask picture per object: ``<id>/images/<id>.png`` with ``<id>/masks/*.png``, or ``images/<name>.png`` with ``masks/<name>/*.png``.
 
 Both may lie in train/ and val/. Every pixel above 0 is the object. Folders inside of the folder of masks are classes; without them all
-objects are of class "object".
+objects are of class "object". A mask without such a pixel holds no object, and one of another size than its picture can't be used: what
+becomes of them is said in boxes.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from pyramidvit.data.annotations import NOWHERE, RawData, RawObject, RawPicture, RawSplit, choose_splits, pictures_below, split_of
-from pyramidvit.data.image import ReadOptions, read_image
+from pyramidvit.data.image import ImageError, ReadOptions, inspect_image, read_image
 from pyramidvit.data.listing import entries_of
 from pyramidvit.geometry import encode_mask, rle_box
 from pyramidvit.types import Rle
@@ -48,8 +49,29 @@ def _picture(path: Path, masks: Path) -> RawPicture:
     with ThreadPoolExecutor() as pool:
         shapes = list(pool.map(_mask, files))
     names = [file.parent.name if file.parent != masks else DEFAULT_CLASS for file in files]
-    objects = [RawObject(rle_box(shape) or NOWHERE, name, shape) for shape, name in zip(shapes, names, strict=True)]
-    return RawPicture(path, shapes[0].size if shapes else None, objects, path.stem)
+    size = next((shape.size for shape in shapes if shape.size in _sizes(path, shape.size)), None)
+    objects = [_object(file, shape, name, path, size) for file, shape, name in zip(files, shapes, names, strict=True)]
+    return RawPicture(path, size, objects, path.stem)
+
+
+def _sizes(path: Path, otherwise: tuple[int, int]) -> set[tuple[int, int]]:
+    """Sizes (height, width) that masks can have: those of the picture upright and as stored."""
+    try:
+        info = inspect_image(path)
+    except ImageError:  # said when the picture is read
+        return {otherwise}
+    upright = info.height, info.width
+    return {upright, upright[::-1]} if info.orientation >= 5 else {upright}
+
+
+def _object(file: Path, shape: Rle, name: str, picture: Path, size: tuple[int, int] | None) -> RawObject:
+    """``size`` is that of the picture's masks, None when none has one that it can have."""
+    if shape.size != size:
+        (height, width) = shape.size
+        (H, W) = size or next(iter(_sizes(picture, shape.size)))
+        return RawObject(NOWHERE, name, flaw=f"the mask {file.name} has {width} x {height} pixels, but its picture {W} x {H}")
+    box = rle_box(shape)
+    return RawObject(box or NOWHERE, name, shape, flaw="" if box else f"the mask {file.name} is 0 everywhere")
 
 
 def _mask(file: Path) -> Rle:

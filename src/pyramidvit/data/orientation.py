@@ -18,10 +18,10 @@ _BACK = {6: 8, 8: 6}
 AS_READ = 1
 
 
-def turn_between(path: Path, stated: tuple[int, int] | None, size: tuple[int, int]) -> int:
+def turn_between(path: Path, stated: tuple[int, int] | None, size: tuple[int, int], mask: Path | None = None) -> int:
     """Orientation tag that takes annotations of the ``stated`` (height, width) to the picture read at ``size``; 1 changes nothing.
 
-    BadFileError when the two sizes do not fit.
+    BadFileError when the two sizes do not fit; it is that of the file ``mask``, if that is where the stated size comes from.
     """
     if stated is None or stated == size:
         return AS_READ
@@ -29,6 +29,8 @@ def turn_between(path: Path, stated: tuple[int, int] | None, size: tuple[int, in
     tag = upright.orientation
     if tag < 5 or stated != size[::-1]:
         (height, width), (H, W) = stated, size
+        if mask is not None:
+            raise BadFileError(mask, f"the mask has {width} x {height} pixels, but its picture {path.name} has {W} x {H}.")
         raise BadFileError(path, f"its annotations are for a picture of {width} x {height} pixels, but it has {W} x {H}.")
     return tag if size == (upright.height, upright.width) else _BACK.get(tag, tag)
 

@@ -8,7 +8,17 @@ left and top become one less. Difficult objects are neither learned nor counted 
 from pathlib import Path
 from xml.etree import ElementTree
 
-from pyramidvit.data.annotations import RawData, RawObject, RawPicture, RawSplit, below, choose_splits, pictures_below, split_of
+from pyramidvit.data.annotations import (
+    RawData,
+    RawObject,
+    RawPicture,
+    RawSplit,
+    below,
+    choose_splits,
+    pictures_below,
+    split_of,
+    unknown_names,
+)
 from pyramidvit.data.listing import entries_of, first_of, read_lines
 from pyramidvit.errors import UserError
 
@@ -29,11 +39,9 @@ def read_voc(root: Path) -> RawData | None:
         by_stem = _by_stem(pictures)
         for split, stems in _image_sets(root, data).items():
             chosen = files if stems is None else {stem: files[stem] for stem in stems if stem in files}
-            missing = () if stems is None else [stem for stem in stems if stem not in files]
+            missing = [] if stems is None else [stem for stem in stems if stem not in files]
             if missing:
-                raise UserError(
-                    f"{len(missing)} names of the {split} list in {root} have no xml in {annotations.name}/, such as {missing[0]}."
-                )
+                data.findings.append(unknown_names(missing, split, "in ImageSets", f"xml in {annotations.name}/"))
             data.splits[split] = RawSplit([_picture(file, pictures, by_stem) for file in chosen.values()])
         return data
     folders = [root, *entries_of(root, [])[0]]

@@ -2,11 +2,16 @@
 
 A line is ``class x y width height`` (centre and sides) or ``class x y x y x y …`` (a polygon), as shares of the upright picture. A picture
 without a .txt, or with an empty one, has no objects. Without a yaml, class names are the lines of classes.txt (or obj.names).
-Paths in the yaml stay inside the folder of the yaml, whatever it says: a leading ``path:``, ``../`` or ``./`` is left off.
+
+Paths in the yaml, and in the lists that it names, are below the folder of the yaml, or below its ``path:`` where that is a folder in there.
+One that leads outside is refused where there is something to be found, since that may be other data; where there is nothing, the yaml was
+written for another place, and what follows ``../`` is looked for below the folder of the yaml, which is said. Nothing else is tried.
 """
 
+import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +28,12 @@ from pyramidvit.data.annotations import (
     choose_splits,
     pictures_below,
     split_of,
+    unknown_names,
 )
 from pyramidvit.data.findings import Finding
 from pyramidvit.data.folders import VAL_NAMES
 from pyramidvit.data.image import ImageError, inspect_image
-from pyramidvit.data.listing import entries_of, read_lines
+from pyramidvit.data.listing import entries_of, read_lines, relative
 from pyramidvit.errors import UserError
 
 _NAME_FILES = ("classes.txt", "obj.names", "labels/classes.txt")
@@ -44,7 +50,10 @@ def read_yolo(root: Path, file: Path | None = None) -> RawData | None:
         sources: dict[str, list[Path]] = {split: pictures_below(folder) for split, folder in _folders(root, data).items()}
     else:
         names = _class_names(settings["names"])
-        sources = {split: _pictures(root, settings[key]) for split, key in _keys(settings)}
+        places = _Places(root, data.findings)
+        places.start_at(settings.get("path"))
+        sources = {split: places.pictures(settings[key], split) for split, key in _keys(settings)}
+        places.tell()
     for split, pictures in sources.items():
         read = [_picture(path, root, names) for path in pictures]
         data.splits[split] = RawSplit(read, names, {name: number for number, name in enumerate(names)})
@@ -105,28 +114,84 @@ def _keys(settings: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "val", val
 
 
-def _pictures(root: Path, given: Any) -> list[Path]:
-    """Pictures of a split: a folder, a list in a text file, or several of these."""
-    pictures: list[Path] = []
-    for one in given if isinstance(given, list) else [given]:
-        place = _place(root, str(one))
-        if place.suffix == ".txt":
-            pictures += [_place(root, line.strip()) for line in read_lines(place) if line.strip()]
+@dataclass
+class _Places:
+    """Where paths of a yaml lead inside ``root``. ``moved`` are those that were written for another place, and what was taken."""
+
+    root: Path
+    findings: list[Finding]
+    base: Path = field(init=False)
+    moved: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.base = self.root
+
+    def start_at(self, path: Any) -> None:
+        """``path:`` of the yaml: a folder in ``root``, or where the data was when the yaml was written."""
+        if path in (None, "", "."):
+            return
+        inner = self._inside(str(path))
+        if inner is not None and inner.is_dir():
+            self.base = inner
+        elif inner is None and (outside := _absolute(self.root, str(path))).exists():
+            raise UserError(
+                f"The data.yaml says that its data is in {path}, which is outside of {self.root}: give {outside} with the yaml in it, or "
+                "remove path: where the data is beside the yaml."
+            )
         else:
-            pictures += pictures_below(place)
-    return pictures
+            self.moved[f"path: {path}"] = "the folder of the yaml"
+
+    def pictures(self, given: Any, split: str) -> list[Path]:
+        """Pictures of a split: a folder, a list in a text file, or several of these."""
+        pictures: list[Path] = []
+        for one in given if isinstance(given, list) else [given]:
+            place = self.find(str(one), "the data.yaml")
+            if place is None:
+                raise UserError(f"{one} of the data.yaml is not in {self.base}; give paths below the folder of the yaml.")
+            pictures += self._listed(place, split) if place.suffix == ".txt" else pictures_below(place)
+        return pictures
+
+    def _listed(self, file: Path, split: str) -> list[Path]:
+        lines = [line.strip() for line in read_lines(file) if line.strip()]
+        places = [self.find(line, file.name) for line in lines]
+        missing = [line for line, place in zip(lines, places, strict=True) if place is None or not place.is_file()]
+        if missing:
+            self.findings.append(unknown_names(missing, split, relative(file, self.root), "picture"))
+        return [place for place in places if place is not None and place.is_file()]
+
+    def find(self, given: str, where: str) -> Path | None:
+        """What is there; None when nothing is. UserError for what lies outside, and for names that no file can have."""
+        place = self._inside(given)
+        if place is None:
+            outside = _absolute(self.base, given)
+            rest = [part for part in Path(os.path.relpath(outside, os.path.abspath(self.base))).parts if part != ".."]
+            if outside.exists() or given.startswith("/") or not rest:
+                raise UserError(
+                    f"{given} of {where} leads outside of {self.root}, to {outside}, which is not read: move the pictures into the folder, "
+                    "and give a path in there."
+                )
+            place = below(self.base, "/".join(rest), where)
+            if place.exists():
+                self.moved[given] = relative(place, self.root)
+        return place if place.exists() else None
+
+    def _inside(self, given: str) -> Path | None:
+        """The place in ``root`` that a path means; None when it means one outside."""
+        place = _absolute(self.base, given)
+        root = Path(os.path.abspath(self.root))
+        return below(self.root, place.relative_to(root).as_posix(), "the data.yaml") if place.is_relative_to(root) else None
+
+    def tell(self) -> None:
+        """A finding for paths of another place."""
+        if self.moved:
+            some = ", ".join(f"{given} → {taken}" for given, taken in list(self.moved.items())[:3])
+            text = f"Paths of the data.yaml that lead outside of its folder, to where nothing is, were looked for inside of it: {some}."
+            self.findings.append(Finding("warning", "moved-paths", text, tuple(self.moved), tuple(self.moved.values())))
 
 
-def _place(root: Path, given: str) -> Path:
-    """Where the path of a yaml leads inside ``root``; UserError when it leads nowhere."""
-    parts = PurePosixPath(given.replace("\\", "/")).parts
-    if ".." in parts or PurePosixPath(given).is_absolute():
-        parts = tuple(part for part in parts if part not in ("..", "/"))
-    for start in range(len(parts)):
-        place = below(root, "/".join(parts[start:]), "the data.yaml")
-        if place.exists():
-            return place
-    raise UserError(f"{given} of the data.yaml is not in {root}; give paths below the folder of the yaml.")
+def _absolute(base: Path, given: str) -> Path:
+    """Without ``..``, and without following links."""
+    return Path(os.path.abspath(base / given.replace("\\", "/")))
 
 
 def _labels_of(picture: Path, root: Path) -> Path:
