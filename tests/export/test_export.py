@@ -1,6 +1,8 @@
 """Exported files give what the network gives, at sizes and batches they were not traced with, and nothing is left that doesn't."""
 
 import json
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +11,14 @@ import pytest
 import torch
 
 import pyramidvit
+from pyramidvit.bench.measure import in_fresh_process, measures_memory
 from pyramidvit.config import RunConfig
 from pyramidvit.errors import UserError
 from pyramidvit.export import verify as verifying
 from pyramidvit.export import write
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.program import Traced
+from pyramidvit.export.runtimes import PACKAGES
 from pyramidvit.export.smaller import write_halves
 from pyramidvit.export.verify import compare
 from pyramidvit.models.found import Found
@@ -47,6 +51,7 @@ def classifier() -> Predictor:
 def exported(classifier: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "model.onnx"
     report = classifier.export(path)
+    assert report.largest is not None
     assert report.largest < 1e-5
     assert report.size is None
     return path
@@ -143,6 +148,8 @@ def test_names_that_stand_for_no_format(classifier: Predictor, tmp_path: Path) -
 def test_other_channels_and_backends_are_told(exported: Path) -> None:
     with pytest.raises(UserError, match="takes 3 channels"):
         load_exported(exported, "onnx")(torch.zeros(1, 4, 64, 64))
+    with pytest.raises(UserError, match="at least 32x32 pixels, got 64x31"):
+        load_exported(exported, "onnx")(torch.zeros(1, 3, 64, 31))
     with pytest.raises(UserError, match="does not run this file"):
         load_exported(exported, "torch")
     with pytest.raises(UserError, match="runs on the CPU"):
@@ -158,6 +165,36 @@ def test_files_without_a_description(exported: Path, tmp_path: Path) -> None:
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(UserError, match=message):
             load_exported(tmp_path / "model.onnx", "onnx")
+
+
+def _many_requests(path: str, backend: str) -> float:
+    """MiB that a process grows by 400 requests from eight threads, after 200 others."""
+    torch.set_num_threads(1)
+    file = load_exported(Path(path), backend)
+    inputs = [torch.randn(1 + (height == 64), 3, height, width) for height in (32, 64, 96) for width in range(32, 160, 32)]
+    alone = [file(x) for x in inputs]
+
+    def ask(number: int) -> bool:
+        return torch.allclose(file(inputs[number % len(inputs)]), alone[number % len(inputs)], atol=1e-5)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(ask, range(200)))
+        before = _resident_mib()
+        assert all(threads.map(ask, range(400)))
+        return _resident_mib() - before
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not measures_memory(), reason="the system does not tell the memory of a process")
+@pytest.mark.parametrize("backend", ["onnx", "openvino"])
+def test_memory_stays_flat_over_many_sizes_and_threads(exported: Path, backend: str) -> None:
+    """PB-104: nothing is kept of a request, and every thread gets its own answer."""
+    pytest.importorskip(PACKAGES[backend][0])
+    assert in_fresh_process(_many_requests, str(exported), backend) < 16
 
 
 def test_objects_are_compared_by_their_counterparts() -> None:

@@ -1,12 +1,14 @@
 """Every task and kind of network as a file: what is found is what the network finds."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import pyramidvit
 from pyramidvit.bench.measure import in_fresh_process
 from pyramidvit.config import RunConfig
 from pyramidvit.errors import UserError
@@ -121,37 +123,39 @@ def test_pooling_as_a_product(size: tuple[int, int], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["detect"])
-def test_detectors_as_files(task: str, detector: Predictor, segmenter: Predictor, pictures: torch.Tensor, tmp_path: Path) -> None:
-    """Busy pictures, empty ones, and both in a batch."""
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("task", ["detect", "instances"])
+def test_detectors_as_files(task: str, suffix: str, pictures: torch.Tensor, tmp_path: Path) -> None:
+    """Busy pictures, empty ones in which nothing is found, and both in a batch, of any size; as ONNX by both runtimes."""
     pytest.importorskip("openvino")
-    owner = detector if task == "detect" else segmenter
-    owner.export(tmp_path / "model.onnx")
-    nothing = torch.zeros(1, 3, 96, 128)
-    mixed = torch.cat([pictures[:1], torch.zeros_like(pictures[:1]), pictures[2:]])
-    for backend in ("onnx", "openvino"):
-        file = load_exported(tmp_path / "model.onnx", backend)
-        for x, valid in ((pictures, VALID), (mixed, VALID), (nothing, [(96, 128)]), (pictures[:1], VALID[:1])):
+    owner = predictor(task, head=SMALL)
+    empty, mixed = torch.zeros_like(pictures[:1]), torch.cat([pictures[:1], torch.zeros_like(pictures[:1]), pictures[2:]])
+    overlook_empty(owner, empty)
+    report = owner.export(tmp_path / f"model{suffix}")
+    assert report.size is None
+    assert max(one.objects or 0 for one in report.differences) > 10
+    for backend in ("onnx", "openvino") if suffix == ".onnx" else ("torch",):
+        file = load_exported(tmp_path / f"model{suffix}", backend)
+        for x, valid in ((pictures, VALID), (mixed, VALID), (empty[..., :96, :128], [(96, 128)]), (pictures[:1], VALID[:1])):
             with torch.no_grad():
-                difference = compare(reference(owner.model, x, valid), settled(file(x), valid), tuple(x.shape))
+                expected, got = reference(owner.model, x, valid), settled(file(x), valid)
+            difference = compare(expected, got, tuple(x.shape))
             assert difference.value < 1e-4, backend
             assert difference.lost <= 1, backend
+            for entry, one in zip(x, got, strict=True):
+                assert (len(one.boxes) > 0) == bool(entry.any()), backend
     picture = np.random.default_rng(0).integers(0, 255, (120, 170, 3), np.uint8)
-    alone = Predictor(owner.task, load_exported(tmp_path / "model.onnx", "onnx"), torch.device("cpu"))
+    alone = pyramidvit.load(tmp_path / f"model{suffix}")
     assert abs(len(alone(picture).prediction) - len(owner(picture).prediction)) <= 1
-    quiet(owner)
-    owner.export(tmp_path / "quiet.onnx")
-    file = load_exported(tmp_path / "quiet.onnx", "onnx")
-    assert [len(one.boxes) for one in settled(file(pictures), VALID)] == [0, 0, 0]
 
 
-def quiet(owner: Predictor) -> None:
-    """Nothing is found any more."""
+def overlook_empty(owner: Predictor, empty: torch.Tensor) -> None:
+    """Nothing is found in an empty picture, by the threshold."""
     with torch.no_grad():
-        if owner.task.name == "detect":
-            owner.model.get_parameter("classes.bias").fill_(-50)
-        else:
-            owner.model.get_parameter("roi_heads.box.classes.bias")[-1] = 50
+        (found,) = reference(owner.model, empty, [tuple(empty.shape[2:])])
+    assert isinstance(owner.model, retinanet.RetinaNet | mask_rcnn.MaskRCNN)
+    highest = max([owner.model.config.score_threshold, *found.scores.tolist()])
+    owner.model.config = replace(owner.model.config, score_threshold=highest + 0.02)
 
 
 @pytest.mark.slow
@@ -172,6 +176,7 @@ def test_tasks_and_networks_as_files(task: str, name: str, format: str, tmp_path
     pytest.importorskip("openvino")
     settings: dict[str, object] = {"head": SMALL} if task == "segment" else {}
     report = predictor(task, name, **settings).export(tmp_path / f"model{format}")
+    assert report.largest is not None
     assert report.largest < 1e-4
     assert report.size is None
     assert len(report.differences) == 3

@@ -33,6 +33,8 @@ def check_input(description: Description, images: Tensor) -> None:
     channels, size, frames = description.meta.preprocess.in_chans, tuple(images.shape[-2:]), description.frames
     if images.shape[1] != channels:
         raise UserError(f"This file takes {channels} channels, got {tuple(images.shape)}.")
+    if min(size) < 32:
+        raise UserError(f"This file takes pictures of at least 32x32 pixels, got {'{}x{}'.format(*size)}.")
     if description.size is not None and size != description.size:
         only, got = ("{}x{}".format(*sides) for sides in (description.size, size))
         raise UserError(f"This file takes pictures of {only} only, got {got}: its network can't be exported for any size.")

@@ -9,6 +9,7 @@ import torch.fx.experimental._config as tracing
 from torch import Tensor
 from torch._dynamo.exc import UserError as TracingError
 from torch.export import Dim, ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from pyramidvit.errors import UserError
 from pyramidvit.export.graphs import Graph, backbone_of
@@ -35,7 +36,7 @@ def trace(graph: Graph, declared: Sequence[int]) -> Traced:
     """
     C, *frames, H, W = declared
     if not isinstance(backbone_of(graph.model), TimmBackbone):
-        return Traced(_trace(graph, (C, *[6] * len(frames), *EXAMPLE), fixed=False))
+        return Traced(_for_small_ones_too(_trace(graph, (C, *[6] * len(frames), *EXAMPLE), fixed=False)))
     try:
         return Traced(_trace(graph, (C, *EXAMPLE), fixed=False))
     except (TracingError, UserError, RuntimeError, ValueError, AssertionError):  # each of timm's networks has its own way to say so
@@ -44,6 +45,13 @@ def trace(graph: Graph, declared: Sequence[int]) -> Traced:
         return Traced(_trace(graph, (C, *size), fixed=True), size)
     except (TracingError, RuntimeError, ValueError, AssertionError) as error:
         raise UserError(f"torch can't export this network of timm: {error}. Choose another one.") from None
+
+
+def _for_small_ones_too(program: ExportedProgram) -> ExportedProgram:
+    """The program without lower bounds of sizes: the tracer assumes that no map has a side of 1, which ours don't need."""
+    for symbol, bounds in list(program.range_constraints.items()):
+        program.range_constraints[symbol] = ValueRanges(min(bounds.lower, 1), bounds.upper)
+    return program
 
 
 def _trace(graph: Graph, shape: tuple[int, ...], *, fixed: bool) -> ExportedProgram:

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -96,12 +97,13 @@ def _openvino(path: Path) -> tuple[str | None, Run]:
         compiled = core.compile_model(model, "CPU", settings)
     except RuntimeError as error:
         raise BadFileError(path, f"OpenVINO can't use it ({_line(error)}).") from None
-    request = compiled.create_infer_request()
+    request, one_at_a_time = compiled.create_infer_request(), Lock()  # which has all cores, whoever asks
 
     def run(*inputs: Tensor) -> list[Tensor]:
         arrays: list[Any] = [x.contiguous().numpy() for x in inputs]
-        results = request.infer(arrays, share_inputs=True)
-        return [torch.from_numpy(np.array(results[port])) for port in compiled.outputs]
+        with one_at_a_time:
+            results = request.infer(arrays, share_inputs=True)
+            return [torch.from_numpy(np.array(results[port])) for port in compiled.outputs]
 
     return text, run
 

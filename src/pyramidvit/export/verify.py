@@ -48,7 +48,7 @@ def verify(model: nn.Module, exported: Exported, declared: Sequence[int]) -> lis
     limit = TOLERANCE[exported.description.precision]
     with torch.inference_mode():
         for images, valid in inputs(exported.description, declared):
-            one = compare(reference(model, images, valid), settled(exported(images), valid), tuple(images.shape))
+            one = compare(reference(model, images, valid), settled(exported(images), valid), tuple(images.shape), limit)
             found.append(one)
             if not one.value <= limit or one.lost > LOST * max(one.objects or 0, 1 / LOST):
                 raise UserError(
@@ -64,7 +64,7 @@ def inputs(description: Description, declared: Sequence[int]) -> Iterator[tuple[
     C, *frames, H, W = declared
     shrink = min(LONGEST / max(H, W), 1)
     H, W = (max(round(side * shrink), 32) for side in (H, W))
-    sizes = [(H, W), (W + 37, H + 6), (96, 64)] if description.size is None else [description.size] * 2
+    sizes = [(H, W), (W + 37, H + 6), (96, 32)] if description.size is None else [description.size] * 2
     generator = torch.Generator().manual_seed(0)
     for B, (height, width) in zip((1, 3, 2), sizes, strict=False):
         lengths = [max(frames[0] // B, 2) if description.frames is None else description.frames] if frames else []
@@ -90,13 +90,13 @@ def settled(outputs: Any, valid: Sequence[tuple[int, int]]) -> Any:
     return outputs.find(valid) if isinstance(outputs, Deferred) else outputs
 
 
-def compare(expected: Any, got: Any, shape: tuple[int, ...]) -> Difference:
-    """The largest difference of two answers to an input of that shape."""
+def compare(expected: Any, got: Any, shape: tuple[int, ...], limit: float = TOLERANCE["fp32"]) -> Difference:
+    """The largest difference of two answers to an input of that shape; objects that differ by more than ``limit`` are not the same one."""
     if isinstance(expected, Tensor | SemanticFPNOutputs):
         expected, got = ([one.logits if isinstance(one, SemanticFPNOutputs) else one] for one in (expected, got))
     if not isinstance(expected[0], Found):
         return Difference(shape, max(_relative(a, b) for a, b in zip(expected, got, strict=True)))
-    pairs = [_objects(a, b, max(shape[-2:])) for a, b in zip(expected, got, strict=True)]
+    pairs = [_objects(a, b, max(shape[-2:]), limit) for a, b in zip(expected, got, strict=True)]
     values, counts, lost = zip(*pairs, strict=True)
     return Difference(shape, max(values), sum(counts), sum(lost))
 
@@ -108,18 +108,18 @@ def _relative(expected: Tensor, got: Tensor) -> float:
     return float((expected - got).abs().max() / expected.abs().max().clamp(min=1))
 
 
-def _objects(expected: Found, got: Found, side: int) -> tuple[float, int, int]:
-    """Largest difference of objects that have a counterpart, number of objects, number of those without one."""
+def _objects(expected: Found, got: Found, side: int, limit: float) -> tuple[float, int, int]:
+    """Largest difference of objects that have a counterpart within ``limit``, number of objects, number of those without one."""
     distance = (expected.boxes[:, None] - got.boxes).abs().amax(2) / side  # (N, M)
     distance = torch.maximum(distance, (expected.scores[:, None] - got.scores).abs())
     distance = distance.masked_fill(expected.labels[:, None] != got.labels, torch.inf)
     closest, index = distance.min(1) if distance.numel() else (torch.full((len(expected.boxes),), torch.inf), None)
-    matched = closest < 0.02
+    matched = closest <= limit
     value = float(closest[matched].max()) if bool(matched.any()) else 0.0
     if index is not None and expected.masks is not None and got.masks is not None and bool(matched.any()):
         value = max(value, float((expected.masks[matched] - got.masks[index[matched]]).abs().max()))
     back = distance.amin(0) if distance.numel() else torch.full((len(got.boxes),), torch.inf)
-    lost = _clear(expected.scores)[~matched].sum() + _clear(got.scores)[back >= 0.02].sum()
+    lost = _clear(expected.scores)[~matched].sum() + _clear(got.scores)[back > limit].sum()
     return value, len(expected.boxes) + len(got.boxes), int(lost)
 
 

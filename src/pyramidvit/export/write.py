@@ -41,9 +41,9 @@ class ExportReport:
     seconds: float
 
     @property
-    def largest(self) -> float:
-        """The largest difference, in the terms of `verify.TOLERANCE`."""
-        return max(one.value for one in self.differences)
+    def largest(self) -> float | None:
+        """The largest difference, in the terms of `verify.TOLERANCE`; None for int8, of which only a metric can say what it costs."""
+        return max((one.value for one in self.differences), default=None)
 
     def to_json(self) -> dict[str, Any]:
         differences = [asdict(one) for one in self.differences]

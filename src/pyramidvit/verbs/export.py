@@ -164,7 +164,7 @@ def lines(report: ExportReport, cost: Cost | None) -> list[str]:
     for one in report.differences:
         objects = "" if one.objects is None else f", {one.objects - one.lost} of {one.objects} objects have a counterpart"
         said.append(f"  {'x'.join(map(str, one.shape)):<16} largest difference {one.value:.1e}{objects}")
-    if report.differences:
+    if report.largest is not None:
         said.append(f"largest difference to the network: {report.largest:.1e} (allowed: {TOLERANCE[report.precision]:.0e})")
     if cost is not None:
         said.append(f"{cost.metric}: {cost.before:.1%} → {cost.after:.1%} on {cost.samples} samples; {cost.speed:.2f} times as fast")
