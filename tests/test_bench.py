@@ -49,6 +49,7 @@ def quick(monkeypatch):
     """Without the fresh processes for memory and the large matrix products, which take seconds each."""
     monkeypatch.setattr(comparing, "peak_memory", lambda contestant, _threads: float(len(contestant.label)))
     monkeypatch.setattr(comparing, "peak_flops", lambda: 1e11)
+    monkeypatch.setattr(comparing, "busy_share", lambda: 0.0)
 
 
 def run(*arguments: object) -> int:
@@ -243,6 +244,18 @@ def test_the_verb_prints_a_table_json_and_a_picture(tmp_path, capsys):
     assert content["rows"][0]["ratios"] == {"pvt_v2_b0": 1.0}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_an_export_is_measured_beside_its_network(capsys):
+    """PB-100: how fast the exported network is, as a ratio to the eager one."""
+    pytest.importorskip("onnxruntime", reason="from the onnx extra")
+    assert run("bench", "pvt_v2_b0", "--backend", "torch", "onnx", "--size", "32x64", "--threads", 1, "--rounds", 3, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["backend"]) for row in rows] == [("pvt_v2_b0 · torch", "torch"), ("pvt_v2_b0 · onnx", "onnx")]
+    assert rows[0]["macs"] == rows[1]["macs"]
+    assert rows[1]["ratios"]["pvt_v2_b0 · torch"] == pytest.approx(rows[0]["p50"] / rows[1]["p50"])
+
+
 @pytest.mark.usefixtures("quick")
 def test_clip_networks_are_measured_on_clips(monkeypatch):
     shapes = []
@@ -273,6 +286,7 @@ def test_scaling_prints_and_draws_what_it_has(monkeypatch, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["points"][3]["skipped"] == "late"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,10 +2,11 @@
 
 import glob
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 import torch
@@ -63,8 +64,15 @@ class Predicted:
         if path.suffix.lower() != ".png":
             raise UserError(f"Annotated pictures are PNG files: end the name in .png, got {path.name}.")
         make_folder(path.parent)
-        write_bytes(path, encode_png(self.draw()))
+        write_bytes(path, encode_png(self.draw(), level=1))
         return path
+
+
+class _Group(NamedTuple):
+    """Pictures with their samples, or why they can't be read, and the batch of those that can; None where there is none."""
+
+    entries: list[tuple[Any, Sample] | BadSample]
+    batch: Batch | None
 
 
 class Predictor:
@@ -101,16 +109,21 @@ class Predictor:
         return results[0] if isinstance(source, str | Path | np.ndarray) else results
 
     def stream(self, sources: Iterable[Source]) -> Iterator[Predicted | BadSample]:
-        """Predictions in order, a batch in memory at a time; a picture that can't be read gives a BadSample in its place."""
+        """Predictions in order; a picture that can't be read gives a BadSample in its place.
+
+        While the network computes one batch, a thread reads the next; no more are in memory.
+        """
         if self.views != WHOLE:
             yield from map(self._look, sources)
             return
         remaining = iter(sources)
-        while group := [self._read(source) for source in islice(remaining, self.batch_size)]:
-            read = [entry for entry in group if not isinstance(entry, BadSample)]
-            predictions = iter(self._predict([sample for _, sample in read]))
-            for entry in group:
-                yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self._prepare, remaining)
+            while (group := ahead.result()).entries:
+                ahead = reader.submit(self._prepare, remaining)
+                predictions = iter(self._predict(group.batch))
+                for entry in group.entries:
+                    yield entry if isinstance(entry, BadSample) else Predicted(next(predictions), entry[0], self.task)
 
     def export(self, path: str | Path, format: Format | None = None) -> ExportReport:
         """Write the network as a file that is enough to predict elsewhere: .onnx, .xml (OpenVINO) or .pt2 (torch), verified beside it."""
@@ -140,12 +153,15 @@ class Predictor:
     def _forward(self, batch: Batch) -> Any:
         return self.model(batch.to(self.device).images)
 
+    def _prepare(self, sources: Iterator[Source]) -> _Group:
+        """The next batch."""
+        entries = [self._read(source) for source in islice(sources, self.batch_size)]
+        samples = [self.transform(entry[1]) for entry in entries if not isinstance(entry, BadSample)]
+        return _Group(entries, collate(samples) if samples else None)
+
     @torch.inference_mode()
-    def _predict(self, samples: list[Sample]) -> Sequence[Prediction]:
-        if not samples:
-            return []
-        batch = collate([self.transform(sample) for sample in samples])
-        return self.task.predict(self._forward(batch), batch)
+    def _predict(self, batch: Batch | None) -> Sequence[Prediction]:
+        return [] if batch is None else self.task.predict(self._forward(batch), batch)
 
 
 def load(

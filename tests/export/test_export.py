@@ -18,7 +18,7 @@ from pyramidvit.export import verify as verifying
 from pyramidvit.export import write
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.program import Traced
-from pyramidvit.export.runtimes import PACKAGES
+from pyramidvit.export.runtimes import PACKAGES, ByShape
 from pyramidvit.export.smaller import write_halves
 from pyramidvit.export.verify import compare
 from pyramidvit.models.found import Found
@@ -90,10 +90,23 @@ def test_layer_norm_and_gelu_stay_one_operator(exported: Path) -> None:
 
 @pytest.mark.slow
 def test_openvino_reads_the_onnx_file(classifier: Predictor, exported: Path) -> None:
+    """And makes a graph of its own for the first shape, then for one that comes often, which both give the same as the one for any."""
     pytest.importorskip("openvino")
-    x = torch.randn(2, 3, 96, 64)
+    file = load_exported(exported, "openvino")
+    graphs = file.run
+    assert isinstance(graphs, ByShape)
     with torch.no_grad():
-        torch.testing.assert_close(load_exported(exported, "openvino")(x), classifier.model(x), rtol=0, atol=1e-4)
+        for shape in ((2, 3, 96, 64), (1, 3, 64, 32), (2, 3, 96, 64)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(file(x), classifier.model(x), rtol=0, atol=1e-4)
+        assert list(graphs.own) == [((2, 3, 96, 64),)]
+        graphs.making = graphs.spent[((1, 3, 64, 32),)] / 2
+        for shape in ((1, 3, 64, 32), (1, 3, 32, 32)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(file(x), classifier.model(x), rtol=0, atol=1e-4)
+        graphs.making = 0.0
+        file(x)
+    assert list(graphs.own) == [((2, 3, 96, 64),), ((1, 3, 64, 32),)]  # and no third one
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def test_boxes_found_all_at_once(detector: Predictor, pictures: torch.Tensor) ->
     assert [len(one.boxes) for one in got] == [len(one.boxes) for one in expected]
 
 
+@pytest.mark.slow
 def test_proposals_and_masks_found_all_at_once(segmenter: Predictor, pictures: torch.Tensor) -> None:
     with torch.no_grad():
         outputs = segmenter.model(pictures)

@@ -103,8 +103,8 @@ def _glyphs(path: str) -> frozenset[int]:
     return frozenset(font.get_charmap()) if font.scalable else frozenset()
 
 
-def encode_png(picture: Image.Image) -> bytes:
-    """A picture as the bytes of a PNG file."""
+def encode_png(picture: Image.Image, level: int = 6) -> bytes:
+    """A picture as the bytes of a PNG file; ``level`` of compression from 1, three times as fast for photos, to 9, a little smaller."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    picture.save(buffer, "PNG", compress_level=level)
     return buffer.getvalue()
