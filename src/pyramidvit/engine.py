@@ -4,6 +4,7 @@ Every random choice is a function of (seed, number of the batch, process), so a 
 CPU to one that was never stopped.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -214,8 +215,8 @@ def _finish_epoch(session: Session, run: RunFolder, held_out: Batches, signals: 
             display.log(f"Left out of the evaluation {sample.path}: {sample.reason}")
         row |= {f"val_{name}": value for name, value in measured.result.numbers.items()}
         value = measured.result.headline[1]
-        if progress.best is None or value > progress.best:
-            progress.best, progress.waited, best = value, 0, measured
+        if progress.best is None or value > progress.best:  # where nothing can be measured, the last weights are kept
+            progress.best, progress.waited, best = None if math.isnan(value) else value, 0, measured
         else:
             progress.waited += 1
     if session.accelerator.is_main_process and (best or not len(held_out)):

@@ -1,5 +1,6 @@
 """What an evaluation says: a few lines on the terminal, and the content of report.html."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def write_run_report(
         title=f"{config.model.name}, {count} {'class' if count == 1 else 'classes'}",
         task=task.title,
         model=config.model.name,
-        headline=summary.headline,
+        headline=None if math.isnan(summary.headline.value) else summary.headline,
         facts=summary.facts,
         notes=tuple(notes),
         skipped=measured.evaluation.skipped,

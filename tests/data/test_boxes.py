@@ -394,6 +394,7 @@ def test_nothing_that_is_annotated_says_what_was_expected(tmp_path: Path) -> Non
         read_box_data(tmp_path / "dog")
 
 
+@pytest.mark.slow
 def test_real_data_reads(shared: Path) -> None:
     blood = read_box_data(shared / "data" / "bccd", on_bad_box="fix")
     assert blood.classes == ("Platelets", "RBC", "WBC")

@@ -123,7 +123,7 @@ def test_uneven_classes_and_one_class(tmp_path: Path) -> None:
 def test_no_validation_or_training_pictures(tmp_path: Path) -> None:
     write(tmp_path, "a/1.png")
     write(tmp_path, "b/1.png")
-    assert finding(check(tmp_path), "no-validation").level == "error"
+    assert finding(check(tmp_path), "no-validation").level == "warning"
     write(tmp_path / "other", "val/a/1.png")
     assert finding(check(tmp_path / "other"), "no-training").level == "error"
 

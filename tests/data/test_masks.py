@@ -198,6 +198,61 @@ def test_splits_come_from_coco_files_when_there_are(tmp_path: Path) -> None:
     assert not data.made_split
 
 
+@pytest.mark.parametrize("source", ["names", "json"])
+def test_names_in_lists_without_picture_are_an_error(tmp_path: Path, source: str) -> None:
+    """They were once left out in silence, as were lists without one of the other split."""
+    for name in "abc":
+        picture(tmp_path / "images" / f"{name}.png")
+        mask(tmp_path / "masks" / f"{name}.png")
+    listed = ("a.png", "gone.png", "sub/b")
+    if source == "names":
+        file = tmp_path / "ImageSets" / "Segmentation" / "train.txt"
+        file.parent.mkdir(parents=True)
+        file.write_text("\n".join(listed))
+    else:
+        file = tmp_path / "instances_train.json"
+        images = [{"id": name, "file_name": name} for name in listed]
+        file.write_text(json.dumps({"images": images, "annotations": [], "categories": []}))
+    with pytest.raises(UserError, match=rf"2 names of the train list .*{file.name} without picture and mask: .* gone.png, sub/b"):
+        read_mask_data(tmp_path)
+    data = read_mask_data(tmp_path, strict=False)
+    assert [one.paths for one in data.findings if one.code == "unknown-names"] == [("gone.png", "sub/b")]
+    assert [path for split in data.splits for path, _ in names(data, split)] == ["images/a.png"]
+
+
+@pytest.mark.parametrize("reduce_zero", [False, True])
+def test_a_network_finds_its_classes_by_name(tmp_path: Path, reduce_zero: bool) -> None:
+    """Values of other data were once taken for the network's numbers."""
+    for name in "ab":
+        picture(tmp_path / "images" / f"{name}.png")
+        mask(tmp_path / "masks" / f"{name}.png", VALUES + reduce_zero * (VALUES != 255).astype(np.uint8))
+    (tmp_path / "classes.txt").write_text("tree\nroad\nsky\n")
+    same = read_mask_data(tmp_path, reduce_zero=reduce_zero, trained=["tree", "road", "sky"])
+    assert mask_fingerprint(same) == mask_fingerprint(read_mask_data(tmp_path, reduce_zero=reduce_zero))
+    assert labels(same) == [VALUES.tolist()]
+    other = read_mask_data(
+        tmp_path, classes=["road", "car", "tree", "sky"], reduce_zero=reduce_zero, trained=["road", "car", "tree", "sky"]
+    )
+    assert other.classes == ("road", "car", "tree", "sky")
+    assert labels(other) == [[[2, 0, 3], [3, 255, 2]]]
+    assert labels(MaskData.from_json(other.to_json())) == labels(other)
+    with pytest.raises(UserError, match=r"1 classes that the network does not have: sky.*knows 3 classes: road, tree, skies.*classes.txt"):
+        read_mask_data(tmp_path, trained=["road", "tree", "skies"])
+    mask(tmp_path / "masks" / "a.png", np.full((2, 3), 3 + reduce_zero, np.uint8))
+    with pytest.raises(BadFileError, match=r"3 \(6 pixels\); known are 3 classes, 0 to 2 \(tree, road, sky\)"):
+        [item.target((2, 3)) for split in other.splits.values() for item in split]
+
+
+def test_masks_without_names_say_what_their_values_are_taken_for(tmp_path: Path) -> None:
+    for name in "ab":
+        picture(tmp_path / "images" / f"{name}.png")
+        mask(tmp_path / "masks" / f"{name}.png")
+    (found,) = read_mask_data(tmp_path, trained=["tree", "road", "sky"]).findings
+    assert (found.level, found.code) == ("warning", "unnamed-classes")
+    assert "0 tree, 1 road, 2 sky" in found.message
+    assert read_mask_data(tmp_path, trained=["0", "1", "2", "3"]).findings == ()
+
+
 def test_saved_data_comes_back_and_its_fingerprint_follows_masks_and_meaning(tmp_path: Path) -> None:
     for name in "abcdef":
         picture(tmp_path / "images" / f"{name}.png")

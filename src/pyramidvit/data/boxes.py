@@ -124,8 +124,9 @@ def read_box_data(
     index = {name: number for number, name in enumerate(names)}
     cleaner = Cleaner(raw.root, index, masks, "drop" if on_bad_box == "drop" else "fix")
     splits = {name: tuple(cleaner.item(picture) for picture in split.pictures) for name, split in raw.splits.items()}
+    learned = splits.get("train", splits.get("all", ())) if classes is None else ()
     twice = [finding for name, split in raw.splits.items() for finding in _named_twice(name, split, raw.root)]
-    findings = (*raw.findings, *twice, *_flaw_findings(cleaner, on_bad_box))
+    findings = (*raw.findings, *twice, *_flaw_findings(cleaner, on_bad_box), *_nothing_to_learn(learned))
     if strict and (errors := [one for one in findings if one.level == "error"]):
         raise UserError(_refusal(given, errors))
     file = relative(given, raw.root) if given.is_file() else None
@@ -192,6 +193,17 @@ def _refuse_unknown(name: str, split: RawSplit, classes: tuple[str, ...], root: 
         )
     if not classes:
         raise UserError(f"{root} has pictures, but not one object in its {name} split, so there is nothing to learn.")
+
+
+def has_objects(items: Sequence[BoxItem]) -> bool:
+    """Whether there is anything to find; crowds are not."""
+    return any(not item.crowd.all() for item in items)
+
+
+def _nothing_to_learn(items: Sequence[BoxItem]) -> Iterator[Finding]:
+    if items and not has_objects(items):
+        text = f"no single object in the {number_of(len(items), 'picture', 'pictures')} of train, so nothing can be learned."
+        yield Finding("error", "no-objects", text)
 
 
 def _named_twice(name: str, split: RawSplit, root: Path) -> Iterator[Finding]:

@@ -9,10 +9,10 @@ import numpy as np
 from pyramidvit.config import DenseConfig
 from pyramidvit.data.anchor_fit import AnchorFit, Anchors, fit_anchors
 from pyramidvit.data.box_items import BoxItem
-from pyramidvit.data.boxes import BoxData
+from pyramidvit.data.boxes import BoxData, has_objects
 from pyramidvit.data.dense_transforms import kept_size
 from pyramidvit.data.file_check import Entry, Facts, examine_files, file_findings
-from pyramidvit.data.findings import CheckReport, Finding, Level, class_findings, most_serious_first, number_of
+from pyramidvit.data.findings import CheckReport, Finding, Level, class_findings, most_serious_first, number_of, split_findings
 from pyramidvit.data.folders import SUFFIXES
 from pyramidvit.data.image import ImageInfo, ReadOptions
 from pyramidvit.data.mask_items import IGNORE, MaskItem
@@ -52,7 +52,7 @@ def check_box_data(
     counts = {split: _counts(data.classes, [item.labels for item in items]) for split, items in data.splits.items()}
     fit = fit_anchors(_boxes_in_view(data.splits["train"], view or DenseConfig()), anchors or Anchors())
     classes = class_findings(counts, "objects", drawn=data.made_split)
-    findings = [*data.findings, *_split_findings(data.splits), *classes, *_object_findings(data), *_anchors(fit)]
+    findings = [*data.findings, *split_findings(data.splits), *classes, *_object_findings(data), *_anchors(fit)]
     if wrong:
         text = f"{number_of(len(wrong), 'picture has', 'pictures have')} another size than the annotations say: mend them."
         findings.append(Finding("error", "other-size", text, tuple(path for path, _ in wrong), tuple(reason for _, reason in wrong)))
@@ -92,7 +92,7 @@ def check_mask_data(data: MaskData, options: ReadOptions, *, workers: int | None
     tally = examine_files(entries, data.root, options, workers=workers, on_file=on_file, on_progress=on_progress)
     counts = {split: {name: int(n[k]) for k, name in enumerate(data.classes)} for split, n in shown.items()}
     classes = class_findings(counts, drawn=data.made_split)
-    findings = [*data.findings, *_split_findings(data.splits), *classes, *_ignored_pixels(pixels, unlabelled)]
+    findings = [*data.findings, *split_findings(data.splits), *classes, *_ignored_pixels(pixels, unlabelled)]
     if wrong:
         text = f"{number_of(len(wrong), 'mask', 'masks')} can't be used and would stop the training: mend or remove."
         findings.append(Finding("error", "bad-mask", text, tuple(path for path, _ in wrong), tuple(reason for _, reason in wrong)))
@@ -132,18 +132,11 @@ def _counts(classes: tuple[str, ...], labels: list[np.ndarray]) -> dict[str, int
     return {name: number[index] for index, name in enumerate(classes)}
 
 
-def _split_findings(splits: Mapping[str, tuple[BoxItem | MaskItem, ...]]) -> Iterator[Finding]:
-    if not splits["train"]:
-        yield Finding("error", "no-training", "No training pictures: annotate some, or name a file or folder of them train.")
-    if not splits["val"]:
-        yield Finding("error", "no-validation", "No validation pictures, so nothing can be measured: add some, or more pictures in all.")
-
-
 def _object_findings(data: BoxData) -> Iterator[Finding]:
     for split, items in data.splits.items():
-        if items and all(item.crowd.all() for item in items):
-            text = f"no single object in the {len(items)} pictures of {split}, so nothing can be "
-            yield Finding("error", "no-objects", text + ("learned." if split == "train" else "measured."))
+        if split == "val" and items and not has_objects(items):
+            text = f"no single object in the {len(items)} pictures of val, so there is no AP to measure and the last weights are kept."
+            yield Finding("warning", "unmeasurable", text + " Add pictures with objects.")
         empty = tuple(item.path.relative_to(data.root).as_posix() for item in items if len(item.labels) == 0)
         if empty:
             level: Level = "warning" if len(empty) > len(items) / 2 else "note"

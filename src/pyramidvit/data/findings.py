@@ -72,11 +72,12 @@ def most_serious_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def split_findings(splits: Mapping[str, Sequence[Any]], things: str = "pictures") -> Iterator[Finding]:
-    """A split without a picture."""
+    """A split without a picture. A check and a training judge by this alike."""
     if not splits["train"]:
-        yield Finding("error", "no-training", f"No training {things}: put class folders into a folder called train.")
+        yield Finding("error", "no-training", f"No training {things}: put those to learn from into a folder, or a list, called train.")
     if not splits["val"]:
-        yield Finding("error", "no-validation", f"No validation {things}, so nothing can be measured: add a val folder or more {things}.")
+        text = f"No validation {things}, so nothing will be measured and the last weights are kept: add a val folder or more {things}."
+        yield Finding("warning", "no-validation", text)
 
 
 def class_findings(counts: Mapping[str, Mapping[str, int]], things: str = "pictures", *, drawn: bool = False) -> Iterator[Finding]:

@@ -7,7 +7,8 @@
 | RGB, with colours given for classes   | the class of the colour; a colour of the name "ignore" is ignored        |
 | RGB with three equal channels         | the value of a channel                                                   |
 
-Then ``value_map`` replaces values (those it does not list stay), then ``reduce_zero`` makes 0 ignored and counts the others from 0.
+Then ``value_map`` replaces values (those it does not list stay), then ``reduce_zero`` makes 0 ignored and counts the others from 0, and
+``order`` has the number of each in ``classes`` where these are the classes of a network that was trained on other data.
 255 is ignored, in training and in scores; any other value must be the number of a class. JPEG is refused: it blurs values.
 """
 
@@ -32,12 +33,16 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class MaskCode:
-    """What the values of mask files mean. ``colours`` and ``value_map`` lead to numbers of classes, or to 255."""
+    """What the values of mask files mean. ``colours`` and ``value_map`` lead to numbers of classes, or to 255.
+
+    With ``order`` these are the places in it, where the number in ``classes`` stands.
+    """
 
     classes: tuple[str, ...]
     value_map: Mapping[int, int] = field(default_factory=dict)
     colours: Mapping[Colour, int] = field(default_factory=dict)
     reduce_zero: bool = False
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.classes) > IGNORE:
@@ -55,7 +60,15 @@ class MaskCode:
         if self.reduce_zero:
             values = np.where((values == 0) | (values == IGNORE), IGNORE, values.astype(np.int64) - 1)
         self._refuse_unknown(path, values)
-        return values.astype(np.uint8)
+        return self._in_order(values.astype(np.uint8))
+
+    def _in_order(self, values: np.ndarray) -> np.ndarray:
+        """uint8 → uint8."""
+        if not self.order:
+            return values
+        numbers = np.full(IGNORE + 1, IGNORE, np.uint8)
+        numbers[: len(self.order)] = self.order
+        return numbers[values]
 
     def _of_colours(self, path: Path, values: np.ndarray) -> np.ndarray:
         packed = values.astype(np.int64) @ (1 << 16, 1 << 8, 1)
@@ -71,12 +84,13 @@ class MaskCode:
         return labels[place]
 
     def _refuse_unknown(self, path: Path, values: np.ndarray) -> None:
-        K = len(self.classes)
+        classes = [self.classes[number] for number in self.order] or self.classes
+        K = len(classes)
         wrong = (values < 0) | ((values >= K) & (values != IGNORE))
         if wrong.any():
             found, counts = np.unique(values[wrong], return_counts=True)
             what = ", ".join(f"{value} ({count} pixels)" for value, count in list(zip(found, counts, strict=True))[:5])
-            names = ", ".join(self.classes[:5]) + (" …" if K > 5 else "")
+            names = ", ".join(classes[:5]) + (" …" if K > 5 else "")
             known = f"known are {K} classes, 0 to {K - 1} ({names})"
             raise BadFileError(path, f"it has values of no class: {what}; {known}. Name all classes, or map values with --mask-map.")
 

@@ -5,24 +5,27 @@ them; or masks beside the pictures, named like them plus ``_mask``. Files are pa
 Splits come from folders, or from the pictures that COCO json or ImageSets/Segmentation lists name, or are drawn from seed and names alone.
 
 Class names are ``classes``, or those of a file in the root: class_names.json, classes.txt and the like (a list, names by number, or a csv
-of name, r, g, b), or else as many numbers as the first masks have values.
+of name, r, g, b), or else as many numbers as the first masks have values. A network that was trained on other data finds its classes
+by their names.
 """
 
-import csv
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pyramidvit.data.annotations import choose_splits, drawn_order, pictures_below, read_json, share_of, split_of
+from pyramidvit.data.annotations import choose_splits, drawn_order, pictures_below, read_json, share_of, split_of, unknown_names
 from pyramidvit.data.coco import is_coco
 from pyramidvit.data.findings import Finding, number_of
+from pyramidvit.data.folders import SUFFIXES, VAL_NAMES
 from pyramidvit.data.listing import entries_of, first_of, inside, read_lines, relative
-from pyramidvit.data.mask_items import IGNORE, Colour, MaskCode, MaskItem, read_mask
+from pyramidvit.data.mask_classes import settle_code
+from pyramidvit.data.mask_items import Colour, MaskCode, MaskItem, read_mask
 from pyramidvit.errors import UserError
 
 _IMAGES = ("images", "image", "imgs", "img", "jpegimages", "pictures", "photos")
@@ -68,6 +71,7 @@ class MaskData:
             "value_map": [[*pair] for pair in code.value_map.items()],
             "colours": [[[*colour], label] for colour, label in code.colours.items()],
             "reduce_zero": code.reduce_zero,
+            "order": [*code.order],
         }
         root = str(self.root.absolute())
         return {"root": root, "classes": [*self.classes], "splits": splits, "made_split": self.made_split, "masks": meaning}
@@ -79,7 +83,8 @@ class MaskData:
             base, masks = Path(content["root"]) if root is None else root, content["masks"]
             colours = {(int(r), int(g), int(b)): int(label) for (r, g, b), label in masks["colours"]}
             value_map = {int(value): int(label) for value, label in masks["value_map"]}
-            code = MaskCode(tuple(map(str, content["classes"])), value_map, colours, bool(masks["reduce_zero"]))
+            order = tuple(int(number) for number in masks.get("order", ()))
+            code = MaskCode(tuple(map(str, content["classes"])), value_map, colours, bool(masks["reduce_zero"]), order)
             splits = {
                 split: tuple(
                     MaskItem(base / inside(path, "the saved split"), base / inside(mask, "the saved split"), code)
@@ -101,12 +106,13 @@ def read_mask_data(
     value_map: Mapping[int, int] | None = None,
     colours: Mapping[str, Colour] | None = None,
     reduce_zero: bool = False,
+    trained: Sequence[str] | None = None,
     strict: bool = True,
 ) -> MaskData:
     """Find pairs, classes and splits of a folder.
 
-    ``colours`` of classes by name are for RGB masks. What would make training wrong is a UserError, or with ``strict=False``, for a
-    check, an error among the findings.
+    ``colours`` of classes by name are for RGB masks; ``trained`` are the classes of a network, whose numbers hold then. What would make
+    training wrong is a UserError, or with ``strict=False``, for a check, an error among the findings.
     """
     root = Path(root)
     if not root.is_dir():
@@ -116,14 +122,14 @@ def read_mask_data(
     if not any(pairs.values()):
         raise UserError(f"No pictures with masks in {root}: expected images/ and masks/ with files of the same names.")
     if "all" in pairs:
-        pairs = _listed(pairs["all"], root) or pairs
+        pairs = _listed(pairs["all"], root, findings) or pairs
     made_split = "val" not in pairs
     if made_split:
         found = pairs.get("all", pairs.get("train", []))
         held = set(drawn_order([path for path, _ in found], root, seed)[: share_of(len(found), val_share)])
         pairs = {"train": [pair for pair in found if pair[0] not in held], "val": [pair for pair in found if pair[0] in held]}
     values = _values([mask for split in pairs.values() for _, mask in split])
-    code = _code(root, values, classes, colours, MaskCode((), dict(value_map or {}), {}, reduce_zero), findings)
+    code = settle_code(root, values, classes, colours, MaskCode((), dict(value_map or {}), {}, reduce_zero), trained, findings)
     if strict and (errors := [one for one in findings if one.level == "error"]):
         lines = [f"{one.message} {', '.join(one.paths[:3])}{' …' if len(one.paths) > 3 else ''}".rstrip() for one in errors]
         raise UserError(f"The masks of {root} would make training wrong:\n  " + "\n  ".join(lines))
@@ -138,7 +144,9 @@ def has_masks(root: Path) -> bool:
 
 def mask_fingerprint(data: MaskData) -> str:
     """SHA-256 over relative paths and sizes in bytes (-1 for what can't be read) of pictures and masks, and what values mean."""
-    lines = [repr((data.code.classes, sorted(data.code.value_map.items()), sorted(data.code.colours.items()), data.code.reduce_zero))]
+    code = data.code
+    meaning = (code.classes, sorted(code.value_map.items()), sorted(code.colours.items()), code.reduce_zero)
+    lines = [repr((*meaning, code.order) if code.order else meaning)]
     for item in (item for items in data.splits.values() for item in items):
         for path in (item.path, item.mask):
             try:
@@ -197,21 +205,42 @@ def _without_ending(name: str) -> str | None:
     return next((name[: -len(ending)] for ending in _ENDINGS if name.lower().endswith(ending)), None)
 
 
-def _listed(pairs: list[Pair], root: Path) -> dict[str, list[Pair]]:
-    """Splits that lists name; empty when there are no lists of both."""
-    lists: dict[str, set[str]] = {}
-    for file in entries_of(root, [])[1]:
-        split = split_of(file, root)
-        if file.suffix.lower() == ".json" and split and is_coco(content := read_json(file)):
+def _listed(pairs: list[Pair], root: Path, findings: list[Finding]) -> dict[str, list[Pair]]:
+    """Splits that lists name; empty when there are none. Names are those of pictures, with or without folders and suffix."""
+    by_name: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        parts = _name(pair[0], root).split("/")
+        for start in range(len(parts)):
+            by_name["/".join(parts[start:])].append(pair)
+    lists = _lists(root)
+    splits: dict[str, list[Pair]] = {}
+    for split, file in choose_splits({file: split_of(file, root) for file in lists}, root, findings).items():
+        if missing := [name for name in lists[file] if _plain(name) not in by_name]:
+            findings.append(unknown_names(missing, split, relative(file, root), "picture and mask"))
+        wanted = {pair for name in lists[file] for pair in by_name.get(_plain(name), ())}
+        splits[split] = [pair for pair in pairs if pair in wanted]
+    return splits
+
+
+def _plain(name: str) -> str:
+    path = Path(unicodedata.normalize("NFC", name.replace("\\", "/")))
+    return (path.with_suffix("") if path.suffix.lower() in SUFFIXES else path).as_posix()
+
+
+def _lists(root: Path) -> dict[Path, list[str]]:
+    """Files that say which pictures are in a split, and the names in them."""
+    folder = root / "ImageSets" / "Segmentation"
+    files = [file for file in sorted(folder.glob("*.txt")) if file.stem in ("train", *VAL_NAMES)] if folder.is_dir() else []
+    if files:
+        return {file: [line.strip() for line in read_lines(file) if line.strip()] for file in files}
+    files = [file for file in entries_of(root, [])[1] if file.suffix.lower() == ".json" and split_of(file, root)]
+    lists: dict[Path, list[str]] = {}
+    for file in [file for file in files if file.name.startswith("instances")] or files:
+        if is_coco(content := read_json(file)):
             if not all(isinstance(entry, Mapping) for entry in content["images"]):
                 raise UserError(f"{file} is damaged: its images must be a list of mappings with a file_name each.")
-            lists[split] = {Path(str(entry.get("file_name"))).stem for entry in content["images"]}
-    folder = root / "ImageSets" / "Segmentation"
-    for file in folder.glob("*.txt") if folder.is_dir() else ():
-        lists[file.stem] = {line.strip() for line in read_lines(file)}
-    if not {"train", "val"} <= lists.keys():
-        return {}
-    return {split: [pair for pair in pairs if pair[0].stem in lists[split]] for split in ("train", "val")}
+            lists[file] = [str(entry.get("file_name")) for entry in content["images"]]
+    return lists
 
 
 def _values(masks: Sequence[Path]) -> set[int]:
@@ -225,71 +254,3 @@ def _values(masks: Sequence[Path]) -> set[int]:
         if mask.ndim == 2 or (mask[..., :1] == mask).all():
             values.update(np.unique(mask if mask.ndim == 2 else mask[..., 0]).tolist())
     return values
-
-
-def _code(
-    root: Path,
-    values: set[int],
-    classes: Sequence[str] | None,
-    colours: Mapping[str, Colour] | None,
-    code: MaskCode,
-    findings: list[Finding],
-) -> MaskCode:
-    """The meaning of values: names and colours as given, as in a file, or as many names as there are values."""
-    names = tuple(classes or ())
-    if colours is None and (file := _class_file(root)):
-        file_names, colours = _read_class_file(file)
-        names = names or file_names
-    names = names or tuple(name for name in colours or {} if name != "ignore")
-    if not colours and values and values <= {0, IGNORE} and IGNORE in values and IGNORE not in code.value_map:
-        text = "Masks hold 0 and 255 only, and 255 means ignored, so nothing would be learned: pass --mask-map 255:1."
-        findings.append(Finding("error", "binary-masks", text))
-    if not names:
-        mapped = {code.value_map.get(value, value) for value in values} - {IGNORE}
-        if code.reduce_zero:
-            mapped = {value - 1 for value in mapped if value > 0}
-        names = _numbers(max(mapped, default=0) + 1)
-        findings.append(Finding("note", "unnamed-classes", f"No class names are given; {len(names)} are named {', '.join(names[:4])}."))
-    numbers = {name: number for number, name in enumerate(names)} | {"ignore": IGNORE}
-    if unknown := [name for name in colours or {} if name not in numbers]:
-        raise UserError(
-            f"Colours are given for {', '.join(unknown[:5])}, which {'is' if len(unknown) == 1 else 'are'} no class of {names}."
-        )
-    by_colour = {colour: numbers[name] for name, colour in (colours or {}).items()}
-    return MaskCode(names, code.value_map, by_colour, code.reduce_zero)
-
-
-def _numbers(K: int) -> tuple[str, ...]:
-    return ("background", "foreground") if K == 2 else tuple(map(str, range(K)))
-
-
-def _class_file(root: Path) -> Path | None:
-    files = [file for file in entries_of(root, [])[1] if file.suffix.lower() in (".json", ".txt", ".csv")]
-    return next((file for file in files if "class" in file.stem.lower() or file.stem.lower() in ("labels", "names", "codes")), None)
-
-
-def _read_class_file(file: Path) -> tuple[tuple[str, ...], dict[str, Colour] | None]:
-    """Names in order, and their colours when the file has them."""
-    try:
-        if file.suffix.lower() == ".json":
-            return _names_of(read_json(file)), None
-        lines = [line for line in read_lines(file) if line.strip()]
-        if file.suffix.lower() == ".txt":
-            return tuple(line.strip() for line in lines), None
-        rows = [{key.strip().lower(): value.strip() for key, value in row.items()} for row in csv.DictReader(lines)]
-        colours = {row["name"]: (int(row["r"]), int(row["g"]), int(row["b"])) for row in rows}
-        return tuple(name for name in colours if name != "ignore"), colours
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{file} does not give class names: expected a list, or a csv of name,r,g,b ({error}).") from error
-
-
-def _names_of(content: Any) -> tuple[str, ...]:
-    if isinstance(content, dict) and isinstance(nested := content.get("classes", content.get("names")), list | dict):
-        content = nested
-    if isinstance(content, dict):
-        pairs: Iterable[tuple[Any, Any]] = content.items()
-        numbered = sorted((int(key), str(value)) if str(key).isdecimal() else (int(value), str(key)) for key, value in pairs)
-        if [number for number, _ in numbered] != list(range(len(numbered))):
-            raise ValueError("names must be numbered from 0 without gaps")
-        return tuple(name for _, name in numbered)
-    return tuple(str(entry["name"] if isinstance(entry, dict) else entry) for entry in content)

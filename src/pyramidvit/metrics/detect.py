@@ -3,6 +3,7 @@
 Shapes: N objects, K classes. Boxes and masks are in pixels of the upright original picture; shares and scores are from 0 to 1.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -46,7 +47,7 @@ class DetectionResult:
 
     ``box`` and ``mask`` are COCO's numbers by boxes and by masks. ``best`` is the threshold with the highest F1, and ``worst`` are the
     pictures with the lowest F1 there; both go by masks where there are masks. ``objects`` counts those to be found, ``crowds`` regions
-    of many objects that are neither missed nor wrong.
+    of many objects that are neither missed nor wrong. Without any object there is nothing to measure: ``best`` is None, the headline NaN.
     """
 
     classes: tuple[str, ...]
@@ -55,7 +56,7 @@ class DetectionResult:
     crowds: int
     box: AveragePrecision
     mask: AveragePrecision | None
-    best: OperatingPoint
+    best: OperatingPoint | None
     worst: tuple[PoorPicture, ...] = field(repr=False)
 
     @property
@@ -66,7 +67,15 @@ class DetectionResult:
     @property
     def headline(self) -> tuple[str, float]:
         """The number that runs are compared by; higher is better."""
-        return ("mask_ap" if self.mask else "box_ap"), self.main.numbers["AP"] or 0.0
+        value = self.main.numbers["AP"]
+        return ("mask_ap" if self.mask else "box_ap"), math.nan if value is None else value
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing could be measured; None when it could."""
+        if self.objects:
+            return None
+        return f"none of the {self.n} pictures has a single object (crowds don't count), so precision and recall do not exist"
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -74,8 +83,7 @@ class DetectionResult:
         numbers: dict[str, float] = {}
         for kind, precision in self._kinds():
             numbers |= {f"{kind}_{short}": value for name, short in LOGGED.items() if (value := precision.numbers[name]) is not None}
-        numbers["best_score"] = self.best.score
-        return numbers
+        return numbers | ({"best_score": self.best.score} if self.best else {})
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: COCO's twelve numbers, per class, the curves and the worst pictures; null where no object of that size exists."""
@@ -89,7 +97,9 @@ class DetectionResult:
         }
         worst = [{"path": poor.path, "f1": poor.f1, "missed": poor.missed, "wrong": poor.wrong} for poor in self.worst]
         counts = {"n": self.n, "objects": self.objects, "crowds": self.crowds, "classes": list(self.classes)}
-        return {**counts, **self.numbers, **found, "recalls": RECALLS.tolist(), "best": asdict(self.best), "worst": worst}
+        none = {f"{self.headline[0]}": None, "reason": self.reason} if self.reason else {}
+        best = asdict(self.best) if self.best else None
+        return {**counts, **self.numbers, **none, **found, "recalls": RECALLS.tolist(), "best": best, "worst": worst}
 
     def tables(self) -> tuple[Table, ...]:
         """For reports: COCO's twelve numbers, and the classes in numbers, by boxes and by masks."""
@@ -130,18 +140,13 @@ class DetectionMetric:
         if not seen:
             raise UserError("There is nothing to evaluate: no picture was read. The split needs at least one readable picture.")
         objects = sum(one.truth.objects for one in seen)
-        if not objects:
-            raise UserError(
-                f"There is nothing to find in the {len(seen)} pictures: none has an object (crowds don't count), so precision and recall "
-                "do not exist. Evaluate on pictures with labelled objects."
-            )
         box, matches = average_precision(seen, self.classes, masks=False)
         mask = None
         if self.masks:
             mask, matches = average_precision(seen, self.classes, masks=True)
-        best = _operating_point(matches, objects)
+        best = _operating_point(matches, objects) if objects else None
         crowds = sum(len(one.truth.labels) for one in seen) - objects
-        worst = _worst(seen, matches, best.score)[: self.worst]
+        worst = _worst(seen, matches, best.score)[: self.worst] if best else []
         return DetectionResult(self.classes, len(seen), objects, crowds, box, mask, best, tuple(worst))
 
     def _check(self, found: Detections, target: BoxTarget) -> None:

@@ -93,7 +93,7 @@ class Matches:
 
 
 def average_precision(seen: Sequence[Seen], classes: tuple[str, ...], *, masks: bool) -> tuple[AveragePrecision, Matches]:
-    """By boxes, or by masks, over all pictures; at least one object must be there to be found."""
+    """By boxes, or by masks, over all pictures; all is None where there is no object to be found."""
     evaluator = COCOeval(truth := _truth(seen, classes, masks), _found(truth, seen, masks), "segm" if masks else "bbox")
     evaluator.evaluate()
     evaluator.accumulate()

@@ -1,5 +1,6 @@
 """Where models meet data: one file per task. Engine, predictor and reports know only what ``Task`` names."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,10 @@ class Result(Protocol):
     """What an evaluation measured."""
 
     @property
-    def headline(self) -> tuple[str, float]: ...
+    def headline(self) -> tuple[str, float]:
+        """Name and value; NaN where there was nothing to measure."""
+        ...
+
     @property
     def numbers(self) -> Mapping[str, float]: ...
     def to_json(self) -> dict[str, Any]: ...
@@ -66,7 +70,10 @@ class Metric(Protocol):
 
 @dataclass(frozen=True)
 class Headline:
-    """The number of the run, from 0 to 1. ``interval`` is its 95 % interval; ``chance`` is what is reached without looking."""
+    """The number of the run, from 0 to 1, NaN where there was nothing to measure.
+
+    ``interval`` is its 95 % interval; ``chance`` is what is reached without looking.
+    """
 
     name: str
     value: float
@@ -76,7 +83,7 @@ class Headline:
 
     def __post_init__(self) -> None:
         numbers = (self.value, *(self.interval or ()), self.chance or 0)
-        if not all(0 <= number <= 1 for number in numbers):
+        if not all(0 <= number <= 1 or math.isnan(number) for number in numbers):
             raise ValueError(f"Headline, interval and chance are from 0 to 1, got {numbers}.")
 
 

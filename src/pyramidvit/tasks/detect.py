@@ -142,13 +142,16 @@ class DetectTask(DenseTask):
             for name, precision in (("box", result.box), ("mask", result.mask))
             if precision is not None
         ]
-        lines.append(f"at score {best.score:.2f}: precision {best.precision:.1%}, recall {best.recall:.1%}, F1 {best.f1:.1%}")
-        twelve, *per_class = result.tables()
-        curves = precision_recall_picture(result.main)
-        value = result.headline[1]
         facts = (("pictures measured", str(result.n)), ("objects", str(result.objects)), ("classes", str(len(self.classes))))
+        headline = Headline(f"{kind.capitalize()} AP", result.headline[1])
+        twelve, *per_class = result.tables()
+        if best is None:
+            text = f"{kind} AP does not exist: {result.reason}"
+            return Summary(headline, (*lines, text), facts, (Section("Average precision", f"{text}.", tables=(twelve,)),))
+        lines.append(f"at score {best.score:.2f}: precision {best.precision:.1%}, recall {best.recall:.1%}, F1 {best.f1:.1%}")
+        curves = precision_recall_picture(result.main)
         return Summary(
-            Headline(f"{kind.capitalize()} AP", value),
+            headline,
             tuple(lines),
             (*facts, ("best threshold", f"{best.score:.2f}")),
             (

@@ -5,6 +5,14 @@ from typing import Any
 
 from pyramidvit.config import HeadConfig
 from pyramidvit.models import mask_rcnn, retinanet, semantic_fpn
+from pyramidvit.models.rpn import RPNConfig
+
+HEADS: dict[str, tuple[type[Any], ...]] = {
+    "segment": (semantic_fpn.SemanticFPNConfig,),
+    "detect": (retinanet.RetinaNetConfig,),
+    "instances": (mask_rcnn.MaskRCNNConfig, RPNConfig),
+}
+"""Task → what has the settings of its head."""
 
 
 def semantic_fpn_config(head: HeadConfig) -> semantic_fpn.SemanticFPNConfig:

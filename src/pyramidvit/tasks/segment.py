@@ -123,8 +123,9 @@ def _read(root: Path, config: RunConfig, classes: Sequence[str] | None = None, *
         root,
         val_share=settings.val_share,
         seed=config.loop.seed,
-        classes=classes or settings.class_names,
+        classes=settings.class_names,
         value_map={int(value): int(label) for value, label in (pair.split(":") for pair in settings.mask_map)},
         reduce_zero=settings.reduce_zero_label,
+        trained=classes,
         strict=strict,
     )

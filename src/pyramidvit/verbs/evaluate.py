@@ -68,10 +68,13 @@ def evaluate(
     config = _with_views(config, {"clips": clips, "crops": crops, "shuffle_frames": shuffle_frames or None})
     task = TASKS[task.name](config, task.classes, replace(found, splits={"train": (), "val": items}))
     measured = Measured.of(task, evaluate_task(task, predictor.model, task.dataset("val"), config=config))
+    remarks = () if data is None else found.remarks
     if json:
-        print_json(measured.to_json() | {"data": str(found.root), "split": chosen})
+        print_json(measured.to_json() | {"data": str(found.root), "split": chosen} | ({"remarks": [*remarks]} if remarks else {}))
         return 0
     console = Console(highlight=False)
+    for remark in remarks:
+        console.print(remark, markup=False)
     console.print(f"{len(items)} pictures, {chosen} of {found.root}", markup=False)
     print_result(console, measured)
     notes = [f"Measured on {chosen} of {found.root}."]

@@ -17,6 +17,7 @@ from pyramidvit.data.findings import render
 from pyramidvit.errors import UserError
 from pyramidvit.models.cost import Cost, growing_sizes, measure_cost
 from pyramidvit.tasks.table import TASKS, infer_task
+from pyramidvit.tasks.unused import refuse_unused
 from pyramidvit.verbs import Count, Json, Seed, print_json
 
 
@@ -46,7 +47,10 @@ def check(
         json: Print the findings as JSON, nothing else.
     """
     name = task or infer_task(data)
-    config, _ = resolve(RunConfig(**(settings or CheckConfig()).model_dump(exclude_unset=True)), preset=SMALL.get(name))
+    config, _ = resolve(
+        RunConfig(**(settings or CheckConfig()).model_dump(exclude_unset=True)), preset={"task": name} | SMALL.get(name, {})
+    )
+    refuse_unused(config)
     config = config.model_copy(update={"loop": config.loop.model_copy(update={"seed": seed})})
     report = TASKS[name].check_data(data, config)
     if json:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import numpy as np
@@ -95,6 +96,9 @@ def predict(
         if value is not None and not isinstance(predictor.task, kind):
             raise UserError(f"{flag} is for {kind.title.lower()}; these weights are for: {predictor.task.title.lower()}.")
     folder = out or (RunFolder.open(run).predictions if run.is_dir() else Path("predictions"))
+    for place in (folder if not json else None, labels, None if coco is None else _json_file(coco).parent):
+        if place is not None:
+            _check_writable(place)
     failed, found, names, label_names = 0, list[Detections](), _free_names(folder), _free_names(labels or folder)
     files = predicting.find_pictures(pictures, predictor.task.files_in)
     for result in timelines(predictor, files, sliding.window, sliding.hop) if sliding else predictor.stream(files):
@@ -113,7 +117,6 @@ def predict(
             saved = result.save(names(result.prediction.path))
             _console().print(f"{result.prediction.path}: {result.text(top)}  → {saved}", markup=False)
     if coco is not None:
-        predicting.make_folder(coco.parent)
         write_coco_document(coco, found)
     return 2 if failed else 0
 
@@ -125,6 +128,24 @@ def load_with_backend(run: Path, backend: Backend | None, **settings: Any) -> Pr
     if backend == "auto" or (backend is None and predictor.backend != "torch"):
         tell.print(f"backend: {predictor.backend}", markup=False)
     return predictor
+
+
+def _json_file(path: Path) -> Path:
+    """The path, if one json can be written to it."""
+    if path.suffix.lower() != ".json" or path.is_dir():
+        what = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
+        raise UserError(f"--coco writes one json of all pictures: give a file that ends in .json, and {path} {what}.")
+    return path
+
+
+def _check_writable(folder: Path) -> None:
+    """Make a folder and see that files can be written there, before there is something to lose."""
+    predicting.make_folder(folder)
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"Can't write to the folder {folder}: {error.strerror}. Choose another one, or make room.") from None
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -10,6 +10,7 @@ from rich.console import Console
 from pyramidvit import predict as predicting
 from pyramidvit.config import RunConfig, Sources, resolve, validate
 from pyramidvit.config.presets import SMALL
+from pyramidvit.data.findings import split_findings
 from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
 from pyramidvit.errors import UserError
@@ -19,6 +20,7 @@ from pyramidvit.runtime import make_accelerator
 from pyramidvit.summary import Measured, print_result, write_run_report
 from pyramidvit.tasks import Data, Task
 from pyramidvit.tasks.table import TASKS, build_task, infer_task
+from pyramidvit.tasks.unused import refuse_unused
 from pyramidvit.types import BadSample
 from pyramidvit.types import Section as ReportSection
 
@@ -84,6 +86,7 @@ def settle(settings: RunConfig | None, file: Path | None, preset: Preset | None,
     name = asked.task if "task" in sources or data is None else infer_task(data)
     chosen = preset or ("published" if file else "small")
     resolved, sources = resolve(settings, file, {"task": name} | (SMALL.get(name, {}) if chosen == "small" else {}))
+    refuse_unused(resolved)
     return resolved, {key: f"preset {chosen}" if source == "preset" else source for key, source in sources.items()}
 
 
@@ -100,8 +103,12 @@ def _show_plan(config: RunConfig, data: Path | None, console: Console) -> int:
 
 def check_settings(task: Task, console: Console) -> None:
     """Find out what can't work before anything is written: network, weights, device, data."""
-    if task.data is None or not task.data.splits["train"]:
-        raise UserError("There are no pictures to train on: the train split is empty.")
+    if task.data is None:
+        raise ValueError("A training needs a task with data.")
+    for finding in split_findings(task.data.splits):
+        if finding.level == "error":
+            raise UserError(finding.message)
+        console.print(f"{finding.level}: {finding.message}", markup=False)
     make_accelerator(task.config.loop.device, task.config.loop.precision)
     model: Any = task.model()
     model.backbone.check_size(task.preprocess.size)
