@@ -113,6 +113,7 @@ def test_one_task_is_learned_from_few_files():
     assert len(opened) <= MAX_REACHABLE, sorted(opened)
 
 
+@pytest.mark.slow
 def test_public_functions_are_annotated():
     missing = []
     for module, path in MODULES.items():
@@ -125,6 +126,7 @@ def test_public_functions_are_annotated():
     assert missing == []
 
 
+@pytest.mark.slow
 def test_nothing_hides_failures():
     """No bare except, no strict=False, no pickle, no yaml.load."""
     for path in FILES:

@@ -65,6 +65,7 @@ def test_a_run_folder_is_complete(trained):
     assert len(list((trained / "checkpoints").glob("*.safetensors"))) == 2
 
 
+@pytest.mark.slow
 def test_evaluate_uses_what_was_held_out_and_the_trained_names(trained, pictures, capsys):
     """PB-93; the numbers are those of the training log's best epoch."""
     assert run("evaluate", trained, "--json", "--device", "cpu", "--workers", 0) == 0
@@ -108,6 +109,7 @@ def test_the_weights_file_alone_is_enough(trained, pictures, tmp_path):
     torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_starts_from_weights(trained, pictures, tmp_path, capsys):
     """New classes get a new last layer; everything else comes from the file."""
     two = tmp_path / "two"
@@ -219,6 +221,7 @@ def test_own_split_is_kept_wherever_the_data_is(pictures, tmp_path, capsys):
     assert run("train", moved, "--resume", tmp_path / "classify" / "own", "--workers", 0) == 0
 
 
+@pytest.mark.slow
 def test_pictures_that_were_trained_on_are_pointed_out(trained, capsys):
     assert run("evaluate", trained, "--split", "train", "--workers", 0) == 0
     assert "16 of these pictures were trained on" in capsys.readouterr().out.replace("\n", " ")
@@ -283,6 +286,7 @@ def test_check_ends_with_2_when_training_would_be_wrong(pictures, tmp_path, caps
     assert any("train/disc/cut.png" in path for finding in report["findings"] for path in finding["paths"])
 
 
+@pytest.mark.slow
 def test_a_bad_file_stops_training_with_its_name_or_is_left_out_and_counted(pictures, tmp_path, capsys):
     """PB-35: never a substitute sample."""
     bad = shutil.copytree(pictures, tmp_path / "bad")
@@ -296,6 +300,7 @@ def test_a_bad_file_stops_training_with_its_name_or_is_left_out_and_counted(pict
     assert "1 times a picture was left out in training" in (folder / "report.html").read_text().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_settings_from_a_file_and_flags_over_it(pictures, tmp_path, capsys):
     settings = tmp_path / "small.yaml"
     settings.write_text("augment: {size: 32x48}\nloop: {epochs: 1, batch_size: 8, threads: 1}\ndata: {workers: 0}\n")

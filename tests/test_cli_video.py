@@ -88,6 +88,7 @@ def test_check_decodes_clips(clips: Path, tmp_path: Path, capsys):
     assert broken.name in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_is_bit_equal(clips: Path, tmp_path: Path):
     """With two views of each clip, mixing and everything random on, from the middle of an epoch, by another number of workers."""
     flags = [*QUICK, "--epochs", 2, "--repeats", 2, "--save-every", 1, "--keep-checkpoints", 20, "--runs", tmp_path]
@@ -104,6 +105,7 @@ def test_stopped_and_resumed_is_bit_equal(clips: Path, tmp_path: Path):
     assert (straight / "metrics.csv").read_bytes() == (stopped / "metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_evaluation_has_the_views_that_are_asked_for(trained: Path, clips: Path, capsys):
     """PB-65: several views per video, one answer; the numbers of one view are those of the training log."""
     found = {}
@@ -118,6 +120,7 @@ def test_evaluation_has_the_views_that_are_asked_for(trained: Path, clips: Path,
     assert "8 clips)" in said(capsys)
 
 
+@pytest.mark.slow
 def test_bad_clips_are_left_out_and_counted(trained: Path, clips: Path, tmp_path: Path, capsys):
     """PB-60, PB-57: the reason and the path, and no other clip in its place."""
     shutil.copytree(clips / "val", tmp_path / "val")
@@ -201,6 +204,7 @@ def test_a_plan_of_clips_without_data(capsys):
     assert "3 channels, 4x32x32" in said(capsys)
 
 
+@pytest.mark.slow
 def test_the_demo_measures_with_and_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Both numbers are printed and in the report, for the clips as they are and for shuffled frames."""
     monkeypatch.chdir(tmp_path)

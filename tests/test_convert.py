@@ -29,6 +29,7 @@ def official(tmp_path):
     return tmp_path / "b0.pth", tensors
 
 
+@pytest.mark.slow
 def test_there_and_back_bit_for_bit(official, tmp_path, capsys):
     """Name, classes and channels are found out from the file."""
     source, tensors = official
@@ -44,6 +45,7 @@ def test_there_and_back_bit_for_bit(official, tmp_path, capsys):
     assert all(torch.equal(back[key], tensors[key]) for key in tensors)
 
 
+@pytest.mark.slow
 def test_files_of_libraries_that_wrap_their_tensors(official, tmp_path, capsys):
     source, _ = official
     assert run("convert", source, tmp_path / "mm.pth", "--layout", "mmdet", "--other-eps") == 0
@@ -53,6 +55,7 @@ def test_files_of_libraries_that_wrap_their_tensors(official, tmp_path, capsys):
     assert load(create_model("pvt_v2_b0", features_only=True, in_chans=4), read(tmp_path / "bare.safetensors")[0]).patch_eps == 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["retinanet", "semantic_fpn"])
 def test_detectors_and_segmenters_keep_their_heads(tmp_path, head):
     torch.manual_seed(0)
@@ -65,6 +68,7 @@ def test_detectors_and_segmenters_keep_their_heads(tmp_path, head):
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_mistakes(official, tmp_path, capsys):
     source, _ = official
     for arguments, message in [

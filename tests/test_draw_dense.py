@@ -113,6 +113,7 @@ def test_any_picture_can_be_drawn_on(size: tuple[int, int], channels: int):
     annotate_segmentation(image, SegMap("a.png", CLASSES, labels), MaskTarget(labels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_any_name_can_be_drawn(name: str):
     image, classes = np.zeros((40, 50, 3), np.uint8), (name, "b")
@@ -157,6 +158,7 @@ class Curves:
     curves: np.ndarray
 
 
+@pytest.mark.slow
 def test_precision_recall_curves_are_drawn_for_any_number_of_classes():
     falling = np.linspace(1, 0.2, 101)
     for K in (1, 3, 40):

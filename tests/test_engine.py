@@ -219,6 +219,7 @@ def test_a_compiled_run_learns_and_its_weights_are_those_of_the_plain_network(tm
         run_tiny(tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(straight: Path, tmp_path: Path) -> None:
     """PB-76, and determinism mode."""
     torch.rand(7)  # whatever was drawn before must not matter
@@ -345,6 +346,7 @@ def test_sigkill_and_resume_again_and_again_is_bit_equal(straight: Path, tmp_pat
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_saves_and_says_which(straight: Path, tmp_path: Path, number: signal.Signals) -> None:
     sender = threading.Timer(0.5, os.kill, (os.getpid(), number))
@@ -511,6 +513,7 @@ def test_too_many_bad_samples_stop(tmp_path: Path) -> None:
         run_tiny(tmp_path, TinyTask(train=TinyData(23, bad=frozenset({3, 4}))), batch_size=23, accumulate=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [frozenset(range(0, 23, 2)), frozenset({0})])
 def test_a_step_without_samples_moves_on_without_an_update(tmp_path: Path, bad: frozenset[int]) -> None:
     result = run_tiny(tmp_path, TinyTask(train=TinyData(23, bad=bad), batch_norm=False), max_bad_share=1.0, batch_size=1, accumulate=1)
@@ -625,6 +628,7 @@ def test_frozen_stages_stay_as_they_were_and_are_counted(tmp_path: Path) -> None
     assert "Frozen: the first 2 stages, 816 of 1,394 parameters." in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [0, 1])
 def test_gradient_checkpointing_changes_nothing(tmp_path: Path, freeze: int) -> None:
     """PB-78: the same loss and gradients, dropout included; behind a frozen stem as well."""
@@ -657,6 +661,7 @@ def half_precision(scale: float | None) -> Callable[..., Accelerator]:
     return make
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_fp16_are_counted_and_the_scaler_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PB-67, PB-73: the scale starts far too high, falls until steps succeed, and goes on from there after a resume."""
     monkeypatch.setattr(engine, "make_accelerator", half_precision(2.0**22))
@@ -691,6 +696,7 @@ def test_a_missing_scaler_state_is_said(straight: Path, tmp_path: Path, monkeypa
     assert "no state of the fp16 loss scaler" in (folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_worker_processes_change_nothing(straight: Path, tmp_path: Path) -> None:
     run_tiny(tmp_path, workers=2)
     assert_same_run(straight, tmp_path)

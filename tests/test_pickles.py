@@ -262,6 +262,7 @@ def test_two_members_of_one_name_are_refused(file):
 NESTED = b")" + b"\x85" * 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

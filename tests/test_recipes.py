@@ -152,6 +152,7 @@ def test_a_plan_with_data_has_steps_and_rates(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.slow
 def test_a_plan_finds_mistakes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for wrong, message in (

@@ -171,6 +171,7 @@ OBJECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objects", OBJECTS.values(), ids=OBJECTS.keys())
 def test_every_object_is_found_once_and_whole(objects: list[tuple[int, ...]]):
     masks, labels = scene(*objects)

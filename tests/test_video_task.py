@@ -139,6 +139,7 @@ def test_mixing_takes_clips():
     assert target.share == pytest.approx(float((mixed.images[0] == 0).float().mean()))
 
 
+@pytest.mark.slow
 def test_a_clip_network_starts_from_weights_of_pictures(tmp_path: Path):
     """The report says what was made for clips, and a clip of equal frames gives what the picture gave at the stem."""
     picture = create_model("mvitv2_small", num_classes=3)

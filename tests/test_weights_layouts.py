@@ -90,6 +90,7 @@ def test_a_layout_goes_both_ways_bit_for_bit(case):
         assert torch.equal(again[key], tensor)
 
 
+@pytest.mark.slow
 def test_every_layout_has_a_case():
     assert {layout.name for layout in LAYOUTS} == {
         find(to_library(made(c)[1].state_dict(), CASES[c][0]).tensors).layout.name for c in CASES

@@ -34,6 +34,7 @@ def disturbed(model):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear", [False, True])
 def test_pvt_v2_of_transformers(linear):
     transformers = pytest.importorskip("transformers")
@@ -88,6 +89,7 @@ def dense(shared):
     return DenseGolden(shared / "golden")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["256x320", "200x333"])
 @pytest.mark.parametrize("keys", ["pvt_tiny/retinanet", "pvt_v2_b0/retinanet", "pvt_tiny/semantic_fpn", "pvt_v2_b0/mask_rcnn"])
 def test_backbones_out_of_mmdetection_and_mmsegmentation_files(dense, keys, size):
@@ -109,6 +111,7 @@ def test_backbones_out_of_mmdetection_and_mmsegmentation_files(dense, keys, size
             assert ((got.flatten()[index] - want).abs().max() / dense.outputs[f"{place}.mean_std"][1]).item() < 5e-5
 
 
+@pytest.mark.slow
 def test_backbones_of_mmdetection_go_back_as_they_came(dense):
     for keys in ("pvt_tiny/retinanet", "pvt_v2_b0/retinanet"):
         theirs = {key: tensor for key, tensor in dense.weights(keys).items() if key.startswith("backbone.")}
@@ -126,6 +129,7 @@ def test_a_detectors_file_starts_a_classifier_whose_head_is_new(dense):
     assert model.backbone.get_extra_state().item() == 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["retinanet", "mask_rcnn", "semantic_fpn"])
 @pytest.mark.parametrize("name", ["pvt_tiny", "pvt_v2_b0"])
 def test_whole_detectors_and_segmentors_go_both_ways(dense, name, head):
@@ -144,6 +148,7 @@ def test_whole_detectors_and_segmentors_go_both_ways(dense, name, head):
     assert all(torch.equal(value, again.get_parameter(key)) for key, value in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_a_detector_for_other_classes_resets_its_last_layers_only(dense):
     """PB-25."""
     model = create_model("pvt_v2_b0", head="retinanet", num_classes=3)

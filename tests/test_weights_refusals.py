@@ -38,6 +38,7 @@ def test_another_variant_is_named(library):
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items()), "a refused file changes nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [("pvt_v2_b1", "pvt_tiny"), ("pvt_v2_b0", "pvt_tiny"), ("mvitv2_tiny", "pvt_tiny"), ("pvt_tiny", "mvit_base16")],
@@ -51,6 +52,7 @@ def test_another_family_is_refused_with_the_reason(theirs, ours):
         load(model, state)
 
 
+@pytest.mark.slow
 def test_deeper_variants_and_those_with_other_tables_are_told_apart(b0):
     for name in ("pvt_v2_b2_li", "pvt_small", "mvit_base_32x3", "mvit_base24_32x3", "mvitv2_small", "mvitv2_small_16x4"):
         with pytest.raises(UserError, match=f"looks like {name} "):
@@ -89,6 +91,7 @@ def test_two_networks_in_a_file_are_not_chosen_between(b0):
         load(create_model("pvt_v2_b0", num_classes=5), both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["own", "official", "timm", "transformers"])
 def test_other_classes_reset_the_head_with_one_warning_that_names_it(tmp_path, library):
     """PB-25."""

@@ -12,6 +12,7 @@ from pyramidvit.weights.layouts import LAYOUTS
 from pyramidvit.weights.zoo import CLIPS, DENSE, LARGE_CLIPS, NUM_CLASSES, PICTURES, ZOO, class_names, clip_of, find, pretrained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO)
 def test_every_record_is_whole(name):
     record = ZOO[name]

@@ -307,6 +307,7 @@ def test_a_clip_that_cannot_be_read_is_named_once(tmp_path: Path, policy: str) -
         assert [(Path(bad.path).name, "Invalid data" in bad.reason) for bad in batch.skipped] == [("bad.mp4", True)]
 
 
+@pytest.mark.slow
 def test_the_check_opens_every_clip(tmp_path: Path) -> None:
     """PB-60."""
     for i in range(6):

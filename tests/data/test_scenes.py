@@ -64,6 +64,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_does_not():
     assert first[0].image.dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_colour_does_not_tell_the_class():
     """A linear classifier on colour statistics stays near chance (1/8), so a network has to see shapes."""
     pictures = list(scenes(1200, size=(32, 32), seed=7))

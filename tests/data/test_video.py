@@ -157,6 +157,7 @@ def test_frames_are_turned_upright_once(shared: Path) -> None:
     assert np.array_equal(upright[0], np.rot90(stored[0], -1))
 
 
+@pytest.mark.slow
 def test_all_odd_videos_give_a_full_clip_or_name_themselves(shared: Path) -> None:
     """PB-57, PB-60, PB-62: what can be read gives exactly the frames asked for, all else says which file and why."""
     folder = shared / "data" / "robust_videos"
@@ -284,6 +285,7 @@ def test_wrong_options_are_told() -> None:
         VideoOptions(reader="torchcodec", in_chans=1)
 
 
+@pytest.mark.slow
 def test_hundreds_of_clips_leave_memory_as_it_was(constant: Path) -> None:
     """PB-63: containers and decoders are gone at the end of each clip."""
     statm = Path("/proc/self/statm")

@@ -44,6 +44,7 @@ def test_maps_at_our_strides_for_any_size(name):
             assert x.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("head", ["maps", "coarsest map", "classes"])
 def test_every_parameter_learns(name, head):
@@ -72,6 +73,7 @@ def test_depths_and_stages(name):
     assert [key for key, parameter in model.named_parameters() if parameter.requires_grad] == ["head.weight", "head.bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "convnext_atto", "vit_tiny_patch16_224"])
 def test_weights_of_timm_give_the_logits_of_timm(name, tmp_path):
     """The whole file into a classifier and all but what maps don't need into a backbone; nothing of ours changes the result."""
@@ -89,6 +91,7 @@ def test_weights_of_timm_give_the_logits_of_timm(name, tmp_path):
                 torch.testing.assert_close(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b0", "vit_small_patch16_dinov3"])
 def test_our_own_files_fill_a_network_without_memory(name):
     """Constants that no file holds, such as Swin's indices of positions, are computed again."""
@@ -139,6 +142,7 @@ def test_names_that_do_not_work_say_why(name, message):
         create_model(name, features_only=True)
 
 
+@pytest.mark.slow
 def test_what_a_network_cannot_do_is_said():
     with torch.device("meta"):
         with pytest.raises(UserError, match="patches of 14 pixels"):
@@ -184,6 +188,7 @@ def test_names():
     assert not any(name.startswith("timm/") for name in list_models())
 
 
+@pytest.mark.slow
 def test_far_from_the_trained_size_is_said_once(tmp_path, recwarn):
     """PB-09: only where positions were learned, only in prediction, only beyond twice the side."""
     assert FAR == 2

@@ -62,12 +62,20 @@ ONLY_WIDER = ("pvt_v2_b1", "pvt_v2_b5", "mvit_base24_wide_320", "mvitv2_large_40
 """Of these, what differs from others in widths and heads alone."""
 
 
-@pytest.fixture(params=DISTINCT)
+FIRST = ("pvt_tiny", "pvt_v2_b0", "pvt_v2_b2_li", "mvitv2_tiny", "mvit_base_16x4", "mvitv2_small_16x4")
+"""One of each kind, for a quick answer; the others are left to the whole suite."""
+
+
+def each(names):
+    return [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names]
+
+
+@pytest.fixture(params=each(DISTINCT))
 def name(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=list_models())
+@pytest.fixture(params=each(list_models()))
 def any_name(request) -> str:
     return request.param
 

@@ -21,6 +21,7 @@ def test_multiply_adds_at_the_published_size(name):
     assert cost(name).macs / 1e9 == pytest.approx(GIGA_MACS[name], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_parts_add_up_and_have_shapes():
     whole = cost("pvt_v2_b2", 512, 640)
     assert sum(part.macs for part in whole.parts) == whole.macs
@@ -36,10 +37,12 @@ def test_attention_is_counted():
     assert linear < 4
 
 
+@pytest.mark.slow
 def test_activation_memory_grows_with_the_picture():
     assert cost("pvt_v2_b0", 448, 448).activation_bytes > 3.5 * cost("pvt_v2_b0", 224, 224).activation_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"), [("pvt_tiny", (2, 3, 64, 96)), ("pvt_v2_b0", (1, 3, 64, 64)), ("mvitv2_small_16x4", (1, 3, 4, 64, 64))]
 )
@@ -52,6 +55,7 @@ def test_activation_memory_is_what_a_training_step_keeps(name, size, monkeypatch
     assert saved_bytes(counted, x) == saved_bytes(real, torch.randn(*size)) > 0
 
 
+@pytest.mark.slow
 def test_class_attention_is_counted():
     """Networks that call their blocks with a parameter, the class token."""
     pytest.importorskip("timm", reason="from the timm extra")
@@ -61,6 +65,7 @@ def test_class_attention_is_counted():
     assert counted.activation_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "classes", "per"), [("mvitv2_small_16x4", 400, "per clip in"), ("mvitv2_tiny", 1000, "per picture in")])
 def test_info_counts_the_published_classes(name, classes, per, capsys):
     with pytest.raises(SystemExit):
@@ -71,6 +76,7 @@ def test_info_counts_the_published_classes(name, classes, per, capsys):
     assert head in out
 
 
+@pytest.mark.slow
 def test_sizes_to_see_growth_at():
     """From the size that the network is made for."""
     assert growing_sizes(cost("mvit_small_16x4")) == [(224, 224), (448, 448), (896, 896)]

@@ -18,6 +18,7 @@ def same(net, name, **wanted):
     assert {key: getattr(net.config, key) for key in wanted} == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "name", "eps"),
     [

@@ -149,6 +149,7 @@ def torchvision_network(config: MViTConfig, size, classes: int):
     ).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "size"),
     [
@@ -217,6 +218,7 @@ def test_poolings_of_pictures_with_an_axis_for_frames(quick):
     assert all(torch.equal(tensor, ours.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "size"),
     [(CLIPS, (24, 96, 160)), (CLIPS, (2, 320, 96)), (CLIPS_V2, (24, 96, 160)), (CLIPS_V2, (8, 320, 96)), (PICTURES, (160, 256)),
@@ -236,6 +238,7 @@ def test_tables_follow_the_grid(quick, config, size):
             torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [CLIPS, CLIPS_V2, PICTURES, PICTURES_V2], ids=["v1", "v2", "v1 pictures", "v2 pictures"])
 def test_nothing_is_resized_at_the_trained_size(monkeypatch, config):
     def refuse(*_args, **_settings):

@@ -23,6 +23,7 @@ class Resizer(torch.nn.Module):
         return x + resize_table(self.table, x.shape[:2])
 
 
+@pytest.mark.slow
 def test_a_graph_for_any_size_takes_the_trained_size_too():
     """The exported graph interpolates always: at the table's own size that changes nothing, and no size is shut out."""
     any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}

@@ -24,6 +24,7 @@ def test_parameter_counts_to_the_last_digit(name):
         assert sum(p.numel() for p in create_model(name).parameters()) == PARAMETERS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "giga"), [("pvt_tiny", 1.933), ("pvt_small", 3.816), ("pvt_medium", 6.659), ("pvt_large", 9.814)])
 def test_multiply_adds_at_the_published_size(name, giga):
     assert measure_cost(name, lambda: create_model(name)).macs / 1e9 == pytest.approx(giga, rel=1e-3)
@@ -45,6 +46,7 @@ def test_equals_the_official_code(golden, case):
     golden.check(case, "official PVT")
 
 
+@pytest.mark.slow
 def test_equals_transformers_with_copied_weights(relative, randomise):
     """Transformers has one epsilon for all norms, which comes with its weights."""
     transformers = pytest.importorskip("transformers")
