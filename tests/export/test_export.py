@@ -186,6 +186,8 @@ def _many_requests(path: str, backend: str) -> float:
     file = load_exported(Path(path), backend)
     inputs = [torch.randn(1 + (height == 64), 3, height, width) for height in (32, 64, 96) for width in range(32, 160, 32)]
     alone = [file(x) for x in inputs]
+    if isinstance(file.run, ByShape):
+        file.run.making = 0.0  # so that all of its graphs are there before memory is measured
 
     def ask(number: int) -> bool:
         return torch.allclose(file(inputs[number % len(inputs)]), alone[number % len(inputs)], atol=1e-5)

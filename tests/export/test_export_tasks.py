@@ -170,6 +170,8 @@ def overlook_empty(owner: Predictor, empty: torch.Tensor) -> None:
         ("segment", "pvt_v2_b0", ".onnx"),
         ("video", "mvit_mini_8x2", ".xml"),
         ("classify", "pvt_v2_b0", ".pt2"),
+        ("segment", "pvt_v2_b0", ".pt2"),
+        ("video", "mvit_mini_8x2", ".pt2"),
     ],
 )
 def test_tasks_and_networks_as_files(task: str, name: str, format: str, tmp_path: Path) -> None:
