@@ -15,7 +15,7 @@ from pyramidvit.data.scenes import write_scenes
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/quickstart.md", "docs/dense.md", "docs/video.md")
-SMALL = ["--size", "32x32", "--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu"]
+SMALL = ["--batch-size", "8", "--workers", "0", "--threads", "1", "--device", "cpu"]
 SMALL_VIEW = ["--short", "64", "--long", "64", "--width", "16", "--max-per-image", "10"]
 
 
@@ -57,6 +57,8 @@ def run(line: str) -> int:
         words = [word for i, word in enumerate(words) if word != "--batch-size" and words[i - 1] != "--batch-size"] + SMALL
         if "--task" in words:
             words = [word for i, word in enumerate(words) if not {word, words[i - 1]} & {"--short", "--long"}] + SMALL_VIEW
+        else:
+            words += ["--size", "32x32"]
     if words[:2] == ["bench", "scaling"]:
         words += ["pvt_v2_b0", "--sizes", "32", "64", "--threads", "1"]
     elif words[0] == "bench":
