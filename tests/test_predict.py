@@ -42,7 +42,7 @@ def test_answers_come_in_order_with_bad_files_in_their_places(predictor: Predict
     good = list(pictures(3, []))
     answers = list(predictor.stream([good[0], tmp_path / "bad.jpg", str(tmp_path / "bad.jpg"), tmp_path / "none.jpg", *good[1:]]))
     assert [type(one) for one in answers] == [Predicted, BadSample, BadSample, BadSample, Predicted, Predicted]
-    assert [int(one.image[0, 0, 0]) for one in answers if isinstance(one, Predicted)] == [0, 1, 2]
+    assert [int(np.asarray(one.image)[0, 0, 0]) for one in answers if isinstance(one, Predicted)] == [0, 1, 2]
     for one, alone in zip([answers[0], *answers[4:]], map(predictor, good), strict=True):
         assert isinstance(one, Predicted)
         torch.testing.assert_close(one.prediction.probabilities, alone.prediction.probabilities)

@@ -18,7 +18,7 @@ from pyramidvit.export import verify as verifying
 from pyramidvit.export import write
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.program import Traced
-from pyramidvit.export.runtimes import PACKAGES, ByShape
+from pyramidvit.export.runtimes import PACKAGES, Backend, ByShape
 from pyramidvit.export.smaller import write_halves
 from pyramidvit.export.verify import compare
 from pyramidvit.models.found import Found
@@ -180,7 +180,7 @@ def test_files_without_a_description(exported: Path, tmp_path: Path) -> None:
             load_exported(tmp_path / "model.onnx", "onnx")
 
 
-def _many_requests(path: str, backend: str) -> float:
+def _many_requests(path: str, backend: Backend) -> float:
     """MiB that a process grows by 400 requests from eight threads, after 200 others."""
     torch.set_num_threads(1)
     file = load_exported(Path(path), backend)
@@ -206,7 +206,7 @@ def _resident_mib() -> float:
 @pytest.mark.slow
 @pytest.mark.skipif(not measures_memory(), reason="the system does not tell the memory of a process")
 @pytest.mark.parametrize("backend", ["onnx", "openvino"])
-def test_memory_stays_flat_over_many_sizes_and_threads(exported: Path, backend: str) -> None:
+def test_memory_stays_flat_over_many_sizes_and_threads(exported: Path, backend: Backend) -> None:
     """PB-104: nothing is kept of a request, and every thread gets its own answer."""
     pytest.importorskip(PACKAGES[backend][0])
     assert in_fresh_process(_many_requests, str(exported), backend) < 16

@@ -3,6 +3,7 @@
 import resource
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,10 +154,10 @@ def test_detectors_as_files(task: str, suffix: str, pictures: torch.Tensor, tmp_
 def overlook_empty(owner: Predictor, empty: torch.Tensor) -> None:
     """Nothing is found in an empty picture, by the threshold."""
     with torch.no_grad():
-        (found,) = reference(owner.model, empty, [tuple(empty.shape[2:])])
-    assert isinstance(owner.model, retinanet.RetinaNet | mask_rcnn.MaskRCNN)
-    highest = max([owner.model.config.score_threshold, *found.scores.tolist()])
-    owner.model.config = replace(owner.model.config, score_threshold=highest + 0.02)
+        (found,) = reference(owner.model, empty, [(empty.shape[2], empty.shape[3])])
+    model: Any = owner.model  # either of two, each with settings of its own
+    highest = max([model.config.score_threshold, *found.scores.tolist()])
+    model.config = replace(model.config, score_threshold=highest + 0.02)
 
 
 @pytest.mark.slow
