@@ -47,7 +47,7 @@ DEMOS: dict[TaskName, Demo] = {
                 size=(64, 64), crop=1.0, crop_scale=(0.8, 1.0), rand_ops=0, erasing=0.0, mixup=0.0, cutmix=0.0, smoothing=0.0
             ),
             optim=OptimConfig(lr=1e-3, reference_batch=32, warmup_epochs=1),
-            loop=LoopConfig(epochs=6, batch_size=32),
+            loop=LoopConfig(epochs=5, batch_size=32),
         ),
     ),
     "segment": Demo(
