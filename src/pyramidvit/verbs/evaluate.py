@@ -73,9 +73,7 @@ def evaluate(
         print_json(measured.to_json() | {"data": str(found.root), "split": chosen} | ({"remarks": [*remarks]} if remarks else {}))
         return 0
     console = Console(highlight=False)
-    for remark in remarks:
-        console.print(remark, markup=False)
-    console.print(f"{len(items)} pictures, {chosen} of {found.root}", markup=False)
+    console.print(*remarks, f"{len(items)} pictures, {chosen} of {found.root}", sep="\n", markup=False)
     print_result(console, measured)
     notes = [f"Measured on {chosen} of {found.root}."]
     if trained := _trained_on(folder, task, items):

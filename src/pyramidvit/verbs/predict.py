@@ -96,9 +96,7 @@ def predict(
         if value is not None and not isinstance(predictor.task, kind):
             raise UserError(f"{flag} is for {kind.title.lower()}; these weights are for: {predictor.task.title.lower()}.")
     folder = out or (RunFolder.open(run).predictions if run.is_dir() else Path("predictions"))
-    for place in (folder if not json else None, labels, None if coco is None else _json_file(coco).parent):
-        if place is not None:
-            _check_writable(place)
+    _check_targets(None if json else folder, labels, coco=coco)
     failed, found, names, label_names = 0, list[Detections](), _free_names(folder), _free_names(labels or folder)
     files = predicting.find_pictures(pictures, predictor.task.files_in)
     for result in timelines(predictor, files, sliding.window, sliding.hop) if sliding else predictor.stream(files):
@@ -136,6 +134,13 @@ def _json_file(path: Path) -> Path:
         what = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
         raise UserError(f"--coco writes one json of all pictures: give a file that ends in .json, and {path} {what}.")
     return path
+
+
+def _check_targets(*folders: Path | None, coco: Path | None) -> None:
+    """All that is written to, before the first picture."""
+    for place in (*folders, None if coco is None else _json_file(coco).parent):
+        if place is not None:
+            _check_writable(place)
 
 
 def _check_writable(folder: Path) -> None:
