@@ -227,8 +227,8 @@ def test_a_segmenter_is_measured_by_names_whatever_the_numbers_of_the_data(segme
     names = (first := json.loads(capsys.readouterr().out))["classes"]
     file.write_text(before.replace(names[1], "?").replace(names[2], names[1]).replace("?", names[2]))
     for path in (data / "masks").rglob("*.png"):
-        values = np.asarray(Image.open(path))
-        Image.fromarray(np.choose(np.clip(values, 0, 3), [values, 2, 1, values]).astype(np.uint8)).save(path)
+        exchanged = np.array([0, 2, 1, *range(3, 256)], np.uint8)
+        Image.fromarray(exchanged[np.asarray(Image.open(path))]).save(path)
     assert run(*evaluate) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["per_class"] == first["per_class"]

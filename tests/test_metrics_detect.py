@@ -115,6 +115,7 @@ def test_perfect_predictions_score_one(masks: bool):
         )
         assert precision.numbers["APlarge"] is None, "no object is large"
     assert result.headline == ("mask_ap" if masks else "box_ap", pytest.approx(1.0))
+    assert result.best is not None
     assert (result.best.f1, result.worst) == (1.0, ())
 
 
@@ -133,6 +134,7 @@ def test_average_precision_by_hand():
     assert result.box.numbers["AR1"] == pytest.approx(0.5)
     assert result.box.curves[0] == pytest.approx([1] * 51 + [2 / 3] * 50)
     assert np.isnan(result.box.curves[1:]).all()
+    assert result.best is not None
     assert result.best.score == pytest.approx(0.7)
     assert (result.best.precision, result.best.recall, result.best.f1) == pytest.approx((2 / 3, 1, 0.8))
 
@@ -219,6 +221,7 @@ def test_worst_pictures_are_those_with_most_mistakes_at_the_best_threshold():
     good = found((0, 0, 20, 20, 0, 0.9), path="good.jpg")
     poor = found((0, 0, 20, 20, 1, 0.95), (50, 50, 70, 70, 0, 0.9), (90, 90, 110, 110, 0, 0.1), path="poor.jpg")
     result = evaluate([good, poor], [truth((0, 0, 20, 20, 0)), truth((0, 0, 20, 20, 0), (50, 50, 70, 70, 0))])
+    assert result.best is not None
     assert result.best.score == pytest.approx(0.9)
     (worst,) = result.worst
     assert (worst.path, worst.missed, worst.wrong, worst.f1) == ("poor.jpg", 1, 1, 0.5)
@@ -228,6 +231,7 @@ def test_worst_pictures_are_those_with_most_mistakes_at_the_best_threshold():
 
 def test_nothing_found_at_all_is_zero():
     result = evaluate([found(), found(path="b.jpg")], [truth((0, 0, 20, 20, 2)), truth()])
+    assert result.best is not None
     assert (result.headline, result.best.f1) == (("box_ap", 0.0), 0.0)
     assert [poor.path for poor in result.worst] == ["a.jpg"]
 
