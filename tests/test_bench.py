@@ -28,6 +28,7 @@ from pyramidvit.bench.picture import spread_out
 from pyramidvit.bench.scaling import Point, Scaling, measure_scaling
 from pyramidvit.cli import main
 from pyramidvit.errors import UserError
+from pyramidvit.verbs import bench as benching
 
 
 class Allocates(nn.Module):
@@ -242,6 +243,25 @@ def test_the_verb_prints_a_table_json_and_a_picture(tmp_path, capsys):
     assert content["what"] == "forward and backward"
     assert [(r["name"], r["memory_mib"], len(r["seconds"])) for r in content["rows"]] == [("pvt_v2_b0", 9, 3), ("pvt_tiny", 8, 3)]
     assert content["rows"][0]["ratios"] == {"pvt_v2_b0": 1.0}
+
+
+def test_no_ratio_is_cut_off_in_a_narrow_terminal(monkeypatch, capsys):
+    """Two networks and four backends: eight lines with four ratios each."""
+    pytest.importorskip("timm", reason="from the timm extra")
+    backends = ("torch", "onnx", "openvino", "compile")
+    rows = [
+        Row(f"{name} · {one}", one, (1, 3, 64, 64), (0.5, 0.25, 0.125), 10**9, 123.0)
+        for name in ("pvt_v2_b0", "timm/pvt_v2_b0")
+        for one in backends
+    ]
+    references = tuple(row.label for row in rows[4:])
+    result = Comparison(tuple(rows), references, False, 1e11, {"threads": 1}, ())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(benching, "compare", lambda *_, **__: result)
+    assert run("bench", "pvt_v2_b0", "--vs", "timm/pvt_v2_b0", "--backend", *backends) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("pvt_v2_b0", "timm/"))]
+    assert len(lines) == 8
+    assert all(line.split()[-4:] == ["1.00"] * 4 for line in lines)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import torch
 from pyramidvit.errors import UserError
 from pyramidvit.weights import download, source
 from pyramidvit.weights.download import fetch
-from pyramidvit.weights.source import locate, read_foreign
+from pyramidvit.weights.source import locate, obtain, read_foreign
 from pyramidvit.weights.zoo import Published, find
 
 CONTENT = bytes(range(256)) * 5000
@@ -345,9 +345,29 @@ def test_a_source_is_a_file_a_name_or_an_error(tmp_path, monkeypatch):
     assert locate("pvt_v2_b2.in1k") == (Path("pvt_v2_b2.in1k.pth"), find("pvt_v2_b2.in1k"))
     with pytest.raises(UserError, match=r"did you mean pvt_v2_b2\.in1k"):
         locate("pvt_v2_b2.in21k")
-    for missing in ("pvt_v2_b2.pth", "folder/w.safetensors", "nothing", tmp_path):
+    for missing in ("pvt_v2_b2.pth", "folder/w.safetensors", "nothing", "", "long" * 100, "longer#" * 100):
         with pytest.raises(UserError, match="There is no weights file"):
             locate(missing)
+
+
+def test_a_folder_in_place_of_a_file_is_told_what_to_give(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder; expected a file of weights in it\."):
+        obtain(tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "best.safetensors").touch()
+    with pytest.raises(UserError, match=r"is a folder; expected a file of weights, such as .*weights/best\.safetensors\."):
+        obtain(tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_said(tmp_path, monkeypatch):
+    (tmp_path / "w.pth").touch()
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"Can't read .*w\.pth: Permission denied\."):
+        obtain(tmp_path / "w.pth")
 
 
 def fake_hub(monkeypatch, get: Callable[..., str]) -> None:

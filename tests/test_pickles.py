@@ -238,6 +238,14 @@ def test_packed_members_are_refused(file):
         read_pickle(file)
 
 
+def test_programs_of_torchscript_are_called_by_their_name(file):
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/data.pkl", b"")
+        archive.writestr("net/code/__torch__.py", "class Net: pass")
+    with pytest.raises(UserError, match="it is a TorchScript program"):
+        read_pickle(file)
+
+
 def test_members_that_share_bytes_are_refused(file):
     """The other kind of zip bomb: many entries of the list point to the same place."""
     write_zip(file, {"a/data.pkl": pickled(b"}"), "a/data/0": bytes(1000)})

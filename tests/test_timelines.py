@@ -115,6 +115,18 @@ def test_a_video_shorter_than_its_window_is_one_window(tmp_path: Path):
     assert result.borders() == pytest.approx([0, 0.3])
 
 
+@pytest.mark.parametrize(("window", "hop"), [(0, None), (2, 0), (2, -1), (np.nan, None), (2, np.nan), (np.inf, None), (2, np.inf)])
+def test_impossible_windows_are_never_taken_for_the_usual_ones(traffic_light: Path, window, hop):
+    with pytest.raises(UserError, match=r"a window of at least the 0.80 s .* and a hop, both above 0 seconds; got"):
+        timeline(predictor(), traffic_light, window=window, hop=hop)
+
+
+@pytest.mark.parametrize("hop", [1e-6, 1e-320])
+def test_a_tiny_hop_is_refused_before_memory_is_full(traffic_light: Path, hop):
+    with pytest.raises(UserError, match=r"more than 1,000,000 windows in the 10 s of .*light.mp4: take one of at least 8e-06 s"):
+        timeline(predictor(), traffic_light, window=2, hop=hop)
+
+
 def test_what_cannot_be_is_said(traffic_light: Path, tmp_path: Path):
     with pytest.raises(UserError, match=r"at least the 0.80 s"):
         timeline(predictor(), traffic_light, window=0.5)

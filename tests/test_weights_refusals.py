@@ -84,6 +84,39 @@ def test_mistyped_names_get_hints(b0):
         load(create_model("pvt_v2_b0", num_classes=5), tensors)
 
 
+@pytest.mark.parametrize(
+    ("library", "key", "shape", "message"),
+    [
+        ("mmdet", "backbone.layers.0.1.0.attn.attn.in_proj_weight", (), r"in_proj_weight \(\), where"),
+        ("own", "backbone._extra_state", (5,), r"epsilon is one number; got _extra_state with the shape \(5,\)"),
+        ("timm", "patch_embed.proj.weight", (), r"patch_embed\.proj\.weight \(\), where layers have rows"),
+        ("timm", "patch_embed.proj.weight", (32, 0, 7, 7), r"patch_embed\.proj\.weight \(32, 0, 7, 7\), where"),
+        ("timm", "stages.0.blocks.0.attn.proj.weight", (), r"attn\.proj\.weight \(\), where"),
+        (
+            "transformers",
+            "pvt_v2.encoder.layers.0.blocks.0.attention.key.weight",
+            (32, 5),
+            r"shapes \(32, 5\), \(32, 32\), which don't fit",
+        ),
+        ("transformers", "pvt_v2.encoder.layers.0.blocks.0.attention.key.bias", (32, 1), r"shapes \(32, 1\), \(32,\), which don't fit"),
+    ],
+)
+def test_shapes_that_nothing_has_are_named(b0, library, key, shape, message):
+    """Damaged files, which crashed where tensors are put together, cut or counted."""
+    tensors = to_library(b0.state_dict(), library, other_eps=True).tensors
+    assert key in tensors
+    with pytest.raises(UserError, match=message):
+        load(b0, tensors | {key: torch.zeros(shape)})
+
+
+def test_a_tensor_that_is_there_twice_is_refused(b0):
+    """Names that say the same place must not overwrite each other in silence."""
+    tensors = to_library(b0.state_dict(), "timm").tensors
+    again = {"stages.00.blocks.0.norm1.weight": torch.zeros(32)}
+    with pytest.raises(UserError, match=r"stages\.00\.blocks\.0\.norm1\.weight"):
+        load(b0, tensors | again)
+
+
 def test_two_networks_in_a_file_are_not_chosen_between(b0):
     tensors = to_library(b0.state_dict(), "official").tensors
     both = {f"{who}.{key}": tensor for key, tensor in tensors.items() for who in ("student", "teacher")}

@@ -23,6 +23,7 @@ from pyramidvit.types import BadSample, Film, Timeline
 _MOST_BYTES = 2**28
 """Frames that are in memory at once, as far as one window allows."""
 _SHOWN = 8
+_MOST_WINDOWS = 1_000_000
 
 
 def timeline(predictor: Predictor, path: str | Path, *, window: float | None = None, hop: float | None = None) -> Predicted:
@@ -36,14 +37,17 @@ def timeline(predictor: Predictor, path: str | Path, *, window: float | None = N
     sampling, options = known.sampling, known.options
     info = inspect_clip(path, options)
     length = None if sampling.segments else sampling.seconds(info.fps)
-    window = window or length
+    window = length if window is None else window
     if window is None:
         raise UserError("This network sees whole videos, whatever they last: give --window, as long as the videos that it was trained on.")
-    hop = hop or window / 2
-    if window <= 0 or hop <= 0 or (length is not None and window < length * 0.999):
+    hop = window / 2 if hop is None else hop
+    if not (0 < window < math.inf and 0 < hop < math.inf) or (length is not None and window < length * 0.999):
         least = "" if length is None else f" of at least the {length:.2f} s that a clip of this network lasts,"
         raise UserError(f"A timeline needs a window{least} and a hop, both above 0 seconds; got {window:g} and {hop:g}.")
     duration = max(info.duration, 1 / info.fps)
+    if (duration - window) / hop > _MOST_WINDOWS:
+        most = f"more than {_MOST_WINDOWS:,} windows in the {duration:.0f} s of {path}"
+        raise UserError(f"A hop of {hop:g} s gives {most}: take one of at least {(duration - window) / _MOST_WINDOWS:.2g} s.")
     starts = window_starts(duration, window, hop)
     clips = 1 if length is None else math.ceil(window / length - 1e-3)
     task = known.changed(clips=clips)
@@ -51,7 +55,7 @@ def timeline(predictor: Predictor, path: str | Path, *, window: float | None = N
     moments = [start + sampling.spread(span, info.fps, clips) for start in starts]
     rows = torch.cat([*_answers(predictor, task, path, moments, info)])
     times = (np.arange(_SHOWN) + 0.5) * duration / _SHOWN
-    film = Film(read_clip(path, times, _small(task)), times, duration)
+    film = Film(read_clip(path, times, _patient(_small(task), _SHOWN)), times, duration)
     return Predicted(Timeline(str(path), task.classes, tuple(starts), window, duration, rows), film, predictor.task)
 
 
@@ -78,11 +82,16 @@ def _answers(predictor: Predictor, task: VideoTask, path: str | Path, moments: l
     count = min(max(_MOST_BYTES // size, 1), predictor.batch_size)
     for first in range(0, len(moments), count):
         group = moments[first : first + count]
-        frames = np.split(read_clip(path, np.concatenate(group), options), len(group))
+        frames = np.split(read_clip(path, np.concatenate(group), _patient(options, len(group))), len(group))
         batch = collate([transform(as_sample(one, path)) for one in frames])
         with torch.inference_mode():
             outputs = predictor.model(batch.to(predictor.device).images)
         yield torch.stack([scores.probabilities for scores in task.predict(outputs, batch)])
+
+
+def _patient(options: VideoOptions, clips: int) -> VideoOptions:
+    """The time limit is for one clip, and several are read at once."""
+    return replace(options, time_limit=clips * options.time_limit)
 
 
 def _small(task: VideoTask) -> VideoOptions:

@@ -82,8 +82,7 @@ def test_lists_of_every_kind(tmp_path: Path, kind: str, text: str) -> None:
     table = tmp_path / ("list.json" if kind.startswith("json") else "list.txt")
     table.write_bytes(text.encode())
     data = read_clip_data(table, val_share=0.01)
-    labels = ("x", "y") if "templates" in kind else ("run", "walk")
-    assert rows(data) == [("a/my clip.mp4", labels[0]), ("b.mp4", labels[1])]
+    assert rows(data) == [("a/my clip.mp4", "run"), ("b.mp4", "walk")]
 
 
 def test_paths_and_labels_may_hold_the_separator(tmp_path: Path) -> None:
@@ -114,6 +113,17 @@ def test_wrong_lines_are_named_by_number(tmp_path: Path) -> None:
     table.write_bytes(b"a.mp4 \xff\xfe")
     with pytest.raises(UserError, match="UTF-8"):
         read_clip_data(table)
+
+
+@pytest.mark.parametrize("text", ["a.mp4 120 0\nb.mp4 90 1\n", "a.mp4,120,0\nb.mp4,90,1\n", "path frames label\na.mp4 120 0\nb.mp4 90 1\n"])
+def test_counts_of_frames_are_no_part_of_a_label(tmp_path: Path, text: str) -> None:
+    """Lists of path, number of frames and label would otherwise make a class of each pair of numbers."""
+    files(tmp_path, "a.mp4", "b.mp4")
+    (tmp_path / "list.txt").write_text(text)
+    with pytest.raises(UserError, match=r"one label behind the path, got the numbers '120.0'.*leave out counts of frames"):
+        read_clip_data(tmp_path / "list.txt")
+    (tmp_path / "list.txt").write_text("path,frames,label\na.mp4,120,0\nb.mp4,90,1\n")
+    assert rows(read_clip_data(tmp_path / "list.txt", val_share=0.01)) == [("a.mp4", "0"), ("b.mp4", "1")]
 
 
 def test_absolute_paths_below_the_list_are_taken(tmp_path: Path) -> None:

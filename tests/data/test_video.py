@@ -5,7 +5,9 @@ import os
 import pickle
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import count as counting
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -267,6 +269,15 @@ def test_caps(constant: Path) -> None:
     ):
         with pytest.raises(VideoError, match=reason):
             read_frames(constant, [0.0, 0.5, 1.0], options)
+
+
+def test_a_long_video_is_counted_to_its_end(constant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit is for one clip: `check` must not call a video damaged because all of it takes longer."""
+    clock = counting()
+    monkeypatch.setattr("pyramidvit.data.stream.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert count_frames(constant, VideoOptions(time_limit=20)) == 60
+    with pytest.raises(VideoError, match="longer than 20 s"):
+        read_frames(constant, np.arange(60) / 30, VideoOptions(time_limit=20))
 
 
 def test_short_side_shrinks_while_decoding(tmp_path: Path) -> None:

@@ -211,6 +211,7 @@ def in_fresh_process(function: Callable[..., T], *arguments: object, limit: floa
         if not receiver.poll(limit):
             raise TimeoutError(f"stopped after {limit:g} s")
         done, answer = receiver.recv()
+        child.join(10)  # time to put away what it has, such as the workers of torch.compile
     except EOFError:
         child.join()
         if child.exitcode == -signal.SIGKILL:

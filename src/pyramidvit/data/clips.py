@@ -34,8 +34,9 @@ _LISTS = (".csv", ".txt", ".tsv", ".list", ".lst", ".json")
 _NAMES = ("classes.txt", "labels.txt", "labels.json")
 _SEPARATORS = ("\t", ";", ",", " ")
 _PATH_HEADS = ("path", "file", "filename", "file_name", "video", "video_path", "clip", "id", "video_id")
-_LABEL_HEADS = ("label", "class", "class_name", "category", "action", "template", "labels")
-_NUMBER = re.compile(r"\d+")
+_LABEL_HEADS = ("template", "label", "class", "class_name", "category", "action", "labels")
+"""Of several the first counts: the label beside a template is that sentence filled in, another one for each clip."""
+_NUMBER, _NUMBERS = re.compile(r"\d+"), re.compile(r"\d+([\s,;]+\d+)+")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def _read_list(table: Path, base: Path) -> list[tuple[_Row, Path]]:
         path = _clip_at(row.path, table.parent, base)
         if not row.path or not row.label:
             problems.append(f"{row.where}: expected a path and a label, got {(row.path or row.label)!r}")
+        elif _NUMBERS.fullmatch(row.label):
+            problems.append(f"{row.where}: expected one label behind the path, got the numbers {row.label!r}: leave out counts of frames")
         elif path is None:
             problems.append(f"{row.where}: there is no clip {row.path!r} below {table.parent}")
         elif path in seen:

@@ -60,8 +60,8 @@ def _sizes(path: Path, otherwise: tuple[int, int]) -> set[tuple[int, int]]:
         info = inspect_image(path)
     except ImageError:  # said when the picture is read
         return {otherwise}
-    upright = info.height, info.width
-    return {upright, upright[::-1]} if info.orientation >= 5 else {upright}
+    height, width = info.height, info.width
+    return {(height, width), (width, height)} if info.orientation >= 5 else {(height, width)}
 
 
 def _object(file: Path, shape: Rle, name: str, picture: Path, size: tuple[int, int] | None) -> RawObject:

@@ -108,7 +108,7 @@ class Stream:
         if options.in_chans not in (1, 3):
             raise UserError(f"Videos have 3 channels, or 1 as grey; in_chans is {options.in_chans}. Folders of frames may have any number.")
         self.at: float | None = None
-        self._started = time.monotonic()
+        self.start_clock()
         self.video = stream = self._best()
         self.check_size(stream.height, stream.width)
         stream.codec_context.options = {"max_pixels": str(options.max_pixels)}
@@ -123,6 +123,10 @@ class Stream:
         self.duration = self._duration()
         if self.duration > options.max_seconds:
             raise VideoError(path, f"it lasts {self.duration:.0f} s, and {options.max_seconds:.0f} s are allowed.")
+
+    def start_clock(self) -> None:
+        """The time limit counts from now on."""
+        self._started = time.monotonic()
 
     def close(self) -> None:
         """Let go of stream and container, which hold each other."""

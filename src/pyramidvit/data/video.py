@@ -77,9 +77,16 @@ def read_frames(path: str | Path, times: Times | Callable[[float, float], Times]
 
 
 def count_frames(path: str | Path, options: VideoOptions = DEFAULTS) -> int:
-    """Decode the whole file, keep nothing, count: for whoever wants to know whether it is sound."""
+    """Decode the whole file, keep nothing, count: for whoever wants to know whether it is sound.
+
+    The time limit, which is for one clip, holds from frame to frame here.
+    """
+    count = 0
     with open_stream(path, options) as stream:
-        return sum(1 for _ in stream.decode())
+        for _ in stream.decode():
+            stream.start_clock()
+            count += 1
+    return count
 
 
 def _with_pyav(stream: Stream, wanted: np.ndarray) -> np.ndarray:

@@ -148,19 +148,20 @@ class DetectTask(DenseTask):
         if best is None:
             text = f"{kind} AP does not exist: {result.reason}"
             return Summary(headline, (*lines, text), facts, (Section("Average precision", f"{text}.", tables=(twelve,)),))
-        lines.append(f"at score {best.score:.2f}: precision {best.precision:.1%}, recall {best.recall:.1%}, F1 {best.f1:.1%}")
+        threshold = best.score
+        lines.append(f"at score {threshold:.2f}: precision {best.precision:.1%}, recall {best.recall:.1%}, F1 {best.f1:.1%}")
         curves = precision_recall_picture(result.main)
         return Summary(
             headline,
             tuple(lines),
-            (*facts, ("best threshold", f"{best.score:.2f}")),
+            (*facts, ("best threshold", f"{threshold:.2f}")),
             (
                 Section("Average precision", tables=(twelve,)),
                 Section("Classes", tables=tuple(per_class), pictures=(Picture(curves, "Precision over recall at overlap 0.5"),)),
                 *self.worst_pictures(
-                    f"Most mistakes at score {best.score:.2f}; dashed boxes are the truth.",
+                    f"Most mistakes at score {threshold:.2f}; dashed boxes are the truth.",
                     [
-                        (poor.path, lambda image, poor=poor: annotate_detections(image, poor.found, poor.truth, min_score=best.score))
+                        (poor.path, lambda image, poor=poor: annotate_detections(image, poor.found, poor.truth, min_score=threshold))
                         for poor in result.worst
                     ],
                 ),

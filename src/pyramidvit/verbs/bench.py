@@ -79,7 +79,9 @@ def compare_networks(
     if json:
         print_json(result.to_json())
     else:
-        Console(highlight=False).print(comparison_table(result))
+        table, console = comparison_table(result), Console(highlight=False)
+        needed = console.measure(table).maximum  # with many ratios more than a terminal has; cut off, they would be lost
+        console.print(table, width=max(needed, console.width), crop=False)
     _finish(result.warnings, out, comparison_picture(result) if out else b"")
     return 0
 

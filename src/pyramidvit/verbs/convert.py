@@ -1,6 +1,7 @@
 """`pyramidvit convert`: weights from one library's names into another's."""
 
 import io
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -45,7 +46,7 @@ def convert(
     """
     if out.suffix not in (".safetensors", *(() if layout == "own" else PICKLED)):
         raise UserError(f"Can't write {out.name}: our weights are .safetensors files, those of other libraries may be .pth or .pyth, too.")
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out} is there already, and nothing is overwritten: choose another name, or remove it first.")
     if model is not None and model.startswith(PREFIX):
         raise UserError(f"{model} has timm's own names here, too, so there is nothing to convert: give its file as --weights as it is.")
@@ -74,7 +75,7 @@ def _network(tensors: Mapping[str, Tensor], name: str | None) -> tuple[str, torc
     if name is None:
         raise UserError(f"The file holds no published network that can be told from its shapes ({shape_of(body)}): name it with --model.")
     stem = next(tensor for key, tensor in body.items() if key in ("patches.weight", "stages.0.patches.weight"))
-    in_chans, head, classes = stem.shape[1], *_head(named)
+    in_chans, head, classes = stem.shape[1] if stem.ndim > 1 else 3, *_head(named)  # loading says what is wrong with such a stem
     if head is None:
         bare: Backbone = create_model(name, features_only=True, in_chans=in_chans)
         return name, bare
@@ -89,7 +90,8 @@ def _head(named: Mapping[str, Tensor]) -> tuple[Any, int]:
     if "roi_heads.mask.masks.bias" in rows:
         return "mask_rcnn", rows["roi_heads.mask.masks.bias"]
     if "class_tower.0.bias" in rows:
-        return "retinanet", rows["classes.bias"] // (rows["boxes.bias"] // 4)
+        anchors = max(rows.get("boxes.bias", 0) // 4, 1)
+        return "retinanet", max(rows.get("classes.bias", 0) // anchors, 1)
     return ("semantic_fpn", rows["classes.bias"]) if "classes.bias" in rows else (None, 0)
 
 

@@ -33,7 +33,8 @@ def fit(key: str, tensor: Tensor, shape: torch.Size, *, inflate: bool = False) -
         return tensor.reshape(shape), done
     if stem and tensor.shape[:1] + tensor.shape[2:] == shape[:1] + shape[2:]:
         return adapt_stem(tensor, shape[1]), [*done, CHANNELS]
-    if (key.split(".")[-1] in TABLES or ".rel_pos_" in key) and tensor.shape[-1] == shape[-1]:
+    table = (key.split(".")[-1] in TABLES or ".rel_pos_" in key) and tensor.ndim > 1 and tensor.numel() > 0
+    if table and tensor.shape[-1] == shape[-1]:
         grid = _grid(tensor.shape[:-1], shape[:-1])
         if grid is not None:
             return resize_table(tensor.reshape(*grid, shape[-1]), shape[:-1]), done if grid == tuple(shape[:-1]) else [*done, TABLE]

@@ -42,6 +42,8 @@ def load(
     found = find(tensors) if own is None else Found(Layout("timm", "timm", "", {}, {}), own, {})
     given = {key: tensor for key, tensor in target.names(found.tensors).items() if not key.startswith(anew)}
     extra = given.pop(target.place + EXTRA, None)
+    if extra is not None and extra.numel() != 1:
+        raise UserError(f"The file's epsilon is one number; got {EXTRA} with the shape {tuple(extra.shape)}: the file is damaged.")
     eps = found.layout.patch_eps if extra is None else extra.item()
     wanted = {key: value for key, value in model.state_dict().items() if not key.endswith(EXTRA)}
     dropped = found.dropped | target.droppable(given.keys() - wanted.keys(), wanted)

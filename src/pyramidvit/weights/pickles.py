@@ -58,6 +58,8 @@ def read_pickle(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
 def _read_zip(path: Path, machine: Machine) -> tuple[Any, dict[str, Tensor]]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
+        if any(info.filename.split("/")[1:2] == ["code"] for info in members):
+            raise RefusedError("it is a TorchScript program")
         _check_members(members, path.stat().st_size)
         root = next((info.filename.removesuffix("data.pkl") for info in members if PurePosixPath(info.filename).name == "data.pkl"), None)
         if root is None:

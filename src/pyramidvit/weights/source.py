@@ -1,6 +1,7 @@
 """Where weights come from: a file, a published name, or a repository of the Hugging Face hub."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,8 +35,11 @@ def obtain(source: str | Path, *, offline: bool = False) -> tuple[dict[str, Tens
     """
     place, part = split_part(source)
     path, record = locate(place, offline=offline)
-    with path.open("rb") as file:
-        start = file.read(9)
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise UserError(f"Can't read {path}: {error.strerror or error}.") from None
     if start.startswith((b"PK\x03\x04", b"\x80")) and not start.endswith(b"{"):  # a safetensors header may begin like a pickle
         tensors, meta = read_foreign(path, record, part), None
     else:
@@ -47,7 +51,7 @@ def obtain(source: str | Path, *, offline: bool = False) -> tuple[dict[str, Tens
 def split_part(source: str | Path) -> tuple[str | Path, str | None]:
     """The source, and the name of the network in it behind a ``#``, if there is one."""
     place, mark, part = str(source).rpartition("#")
-    return (place, part) if mark and "/" not in part and not Path(source).exists() else (source, None)
+    return (place, part) if mark and "/" not in part and not os.path.exists(source) else (source, None)
 
 
 def described(record: Published) -> WeightsMeta:
@@ -74,15 +78,19 @@ def locate(source: str | Path, *, offline: bool = False) -> tuple[Path, Publishe
     text = str(source)
     if text.startswith("hf:"):
         return _from_hub(Published(text, text, "", {}), offline), None
-    if text in ZOO and not Path(text).exists():
+    there = os.path.exists(text)  # False, where Path.exists raises, for names that are too long
+    if text in ZOO and not there:
         record = ZOO[text]
         return (_from_hub if record.url.startswith("hf:") else fetch)(record, offline=offline), record
-    if isinstance(source, str) and "/" not in text and "." in text and not text.endswith(SUFFIXES) and not Path(text).exists():
+    if isinstance(source, str) and "/" not in text and "." in text and not text.endswith(SUFFIXES) and not there:
         find(text)  # says which names are near
-    if not Path(text).is_file():
+    if text and os.path.isdir(text):
+        inside = Path(text, "weights", "best.safetensors")
+        raise UserError(f"{text} is a folder; expected a file of weights{f', such as {inside}' if inside.is_file() else ' in it'}.")
+    if not os.path.isfile(text):
         raise UserError(
-            f"There is no weights file {text}. Expected a file, a published name such as pvt_v2_b2.in1k (`pyramidvit weights` lists them), "
-            "or hf:owner/name."
+            f"There is no weights file {text[:300] or repr(text)}. Expected a file, a published name such as pvt_v2_b2.in1k "
+            "(`pyramidvit weights` lists them), or hf:owner/name."
         )
     return Path(text), None
 

@@ -43,6 +43,12 @@ class Found:
 def find(tensors: Mapping[str, Tensor]) -> Found:
     """Recognise the layout of a file's tensors and give them our names; UserError for one that isn't known."""
     tensors = unwrapped(tensors)
+    if empty := [
+        f"{key} {tuple(t.shape)}" for key, t in tensors.items() if key.endswith(("weight", "bias")) and not (t.ndim and t.numel())
+    ]:
+        raise UserError(
+            f"The file holds no values, or one alone, in {', '.join(empty[:3])}, where layers have rows of them: it is damaged."
+        )
     hits = [(layout, prefixes) for layout in LAYOUTS if (prefixes := layout.prefixes(tensors))]
     if not hits:
         raise UserError(_unknown(tensors))

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyramidvit.errors import UserError
+
 TABLES = ("class_token", "class_position", "positions", "frame_positions")
 """Ours that published files hold as rows (1, N, C)."""
 
@@ -25,7 +27,7 @@ WIDTHS = "stages.{s}.blocks.{j}.attn.proj"
 Depths = tuple[int, ...]
 """Blocks per stage."""
 
-_NUMBERS = {name: rf"(?P<{name}>\d+)" for name in "Ssijk"}
+_NUMBERS = {name: rf"(?P<{name}>0|[1-9][0-9]{{0,3}})" for name in "Ssijk"}
 _END = r"(?P<end>(?:\.weight|\.bias|\.running_mean|\.running_var|\.num_batches_tracked)?)"
 
 
@@ -95,8 +97,8 @@ class Layout:
 
 def _lost_its_first(tensors: Mapping[str, Tensor], table: str) -> bool:
     """Whether a table has no row for a class token: a backbone without one may keep the row, and then its rows fill no square."""
-    rows = tensors[table].shape[-2]
-    return "cls_token" not in tensors and math.isqrt(rows) ** 2 == rows
+    rows = tensors[table].shape[-2:-1]  # none where the table is none at all
+    return len(rows) == 1 and "cls_token" not in tensors and math.isqrt(rows[0]) ** 2 == rows[0]
 
 
 def depths_of(tensors: Mapping[str, Tensor], widths: str) -> Depths:
@@ -111,16 +113,18 @@ def depths_of(tensors: Mapping[str, Tensor], widths: str) -> Depths:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Sequence[tuple[str, str]], depths: Depths) -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors under the names on the right; of several maps of a name the first counts."""
+    """Tensors under the names on the right, and the names that have no map, or that of another tensor; of several maps of a name the first
+    counts."""
     rules = [(re.compile(_pattern(source)), target) for source, target in names]
     renamed: dict[str, Tensor] = {}
     unknown: list[str] = []
     for key, tensor in _split(tensors, [source for source, _ in names]).items():
         found = next(((match, target) for pattern, target in rules if (match := pattern.fullmatch(key))), None)
-        if found is None:
+        name = None if found is None else _fill(found[1], found[0], depths)
+        if name is None or name in renamed:
             unknown.append(key)
         else:
-            renamed[_fill(found[1], found[0], depths)] = tensor
+            renamed[name] = tensor
     return _join(renamed), unknown
 
 
@@ -148,9 +152,18 @@ def _join(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ordered = [found[part] for part in sorted(found)]
         if list(found) == ["[others]"]:
             joined[key] = F.pad(ordered[0], (0, 0, 1, 0))
+        elif len(ordered) == 1:
+            joined[key] = ordered[0]
         else:
-            joined[key] = ordered[0] if len(ordered) == 1 else torch.cat(ordered, 1 if "[first]" in found else 0)
+            joined[key] = _put_together(key, ordered, 1 if "[first]" in found else 0)
     return joined
+
+
+def _put_together(key: str, parts: Sequence[Tensor], axis: int) -> Tensor:
+    if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1 or min(part.ndim for part in parts) <= axis:
+        shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+        raise UserError(f"The parts that make {key} here have the shapes {shapes}, which don't fit together: the file is damaged.")
+    return torch.cat([*parts], axis)
 
 
 def _apart(name: str) -> tuple[str, str]:
@@ -161,6 +174,8 @@ def _apart(name: str) -> tuple[str, str]:
 
 def _cut(tensor: Tensor, part: str) -> Tensor:
     if part in ("[first]", "[others]"):
+        if tensor.ndim < 2:  # no table, which is found out where it should be one
+            return tensor
         return tensor[..., :1, :] if part == "[first]" else tensor[..., 1:, :]
     first, last, count = (int(number) for number in re.findall(r"\d+", part))
     size = -(-len(tensor) // count)
