@@ -75,9 +75,15 @@ def test_difficult_objects_and_the_numbering_of_the_voc_challenge(tmp_path: Path
     text = voc("a.jpg", ("cat", 1, 1, 60, 40), source="PASCAL VOC2007", more="<difficult>1</difficult>")
     write(tmp_path / "Annotations" / "a.xml", text)
     picture(tmp_path / "JPEGImages" / "a.jpg")
+    with pytest.raises(UserError, match="nothing can be learned"):  # from difficult objects alone
+        read_box_data(tmp_path)
+    easy = voc("b.jpg", ("cat", 1, 1, 60, 40), source="PASCAL VOC2007")
+    write(tmp_path / "Annotations" / "b.xml", easy)
+    picture(tmp_path / "JPEGImages" / "b.jpg")
     data = read_box_data(tmp_path)
-    assert contents(data) == {"JPEGImages/a.jpg": [("cat", [0, 0, 60, 40])]}
-    assert data.splits["train"][0].crowd.tolist() == [True]
+    items = {item.path.name: item for split in data.splits.values() for item in split}
+    assert [items[name].boxes.tolist() for name in ("a.jpg", "b.jpg")] == [[[0, 0, 60, 40]]] * 2
+    assert [items[name].crowd.tolist() for name in ("a.jpg", "b.jpg")] == [[True], [False]]
 
 
 @pytest.mark.parametrize(
