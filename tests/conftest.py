@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pyramidvit.cpu import wait_without_spinning
+from pyramidvit.cpu import limit_spinning
 
-wait_without_spinning()
+limit_spinning()
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Reference outputs and real pictures kept beside the project; tests that need them skip when they are absent."""

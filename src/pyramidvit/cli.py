@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 import pyramidvit
-from pyramidvit.cpu import keep_freed_memory, wait_without_spinning
+from pyramidvit.cpu import keep_freed_memory, limit_spinning
 from pyramidvit.errors import UserError
 
 VERBS = {
@@ -43,7 +43,7 @@ for verb, (file, summary) in VERBS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and leave with its exit code."""
-    wait_without_spinning()
+    limit_spinning()
     keep_freed_memory()
     errors = Console(stderr=True, highlight=False)
     try:
