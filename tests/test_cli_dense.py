@@ -11,7 +11,7 @@ from PIL import Image
 import pyramidvit
 from pyramidvit.cli import main
 from pyramidvit.data.dense_scenes import LABEL_CLASSES, write_label_scenes, write_object_scenes
-from pyramidvit.data.scenes import SCENE_CLASSES
+from pyramidvit.data.scenes import PILE_CLASSES
 from pyramidvit.files import read_tensors
 
 QUICK = ["--batch-size", "4", "--workers", "0", "--threads", "1", "--warmup-epochs", "0", "--device", "cpu", "--eval-every", "1"]
@@ -97,7 +97,7 @@ def test_label_maps_and_coco_json_are_written(trained, data, tmp_path):
     assert run("predict", folder, *photos, "--json", "--coco", tmp_path / "c.json", "--device", "cpu") == 0
     content = json.loads((tmp_path / "c.json").read_text())
     assert [image["file_name"] for image in content["images"]] == [str(photo) for photo in photos]
-    assert [category["name"] for category in content["categories"]] == list(SCENE_CLASSES)
+    assert [category["name"] for category in content["categories"]] == list(PILE_CLASSES)
     assert {entry["image_id"] for entry in content["annotations"]} <= {1, 2}
     assert run("predict", folder, *photos, "--labels", tmp_path / "l") == 2
 

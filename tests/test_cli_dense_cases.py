@@ -17,7 +17,7 @@ from pyramidvit import weights
 from pyramidvit.cli import main
 from pyramidvit.config import RunConfig
 from pyramidvit.data.dense_scenes import write_label_scenes, write_object_scenes
-from pyramidvit.data.scenes import SCENE_CLASSES
+from pyramidvit.data.scenes import PILE_CLASSES
 from pyramidvit.files import read_tensors
 from pyramidvit.tasks.detect import DetectTask
 from pyramidvit.tasks.segment import SegmentTask
@@ -63,7 +63,7 @@ def detector(tmp_path_factory) -> Path:
     head = SMALL_HEAD | {"score_threshold": 0.01, "max_per_image": 30}
     config = RunConfig.model_validate({"task": "detect", "head": head, "dense": VIEW})
     torch.manual_seed(0)
-    task = DetectTask(config, tuple(SCENE_CLASSES))
+    task = DetectTask(config, tuple(PILE_CLASSES))
     model = task.model()
     with torch.no_grad():
         model.get_parameter("classes.weight").normal_(std=0.2)

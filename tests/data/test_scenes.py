@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pyramidvit.data.scenes import MASK_CLASSES, SCENE_CLASSES, SHAPES, scenes, write_scenes
+from pyramidvit.data.scenes import MASK_CLASSES, PILE_CLASSES, SCENE_CLASSES, SHAPES, piles, scenes, write_scenes
 from pyramidvit.errors import UserError
 
 
@@ -21,8 +21,9 @@ def test_class_is_the_shape_with_most_visible_pixels_by_a_clear_margin():
         assert first >= 2 * second
 
 
-def test_boxes_instance_masks_and_semantic_mask_agree():
-    for scene in scenes(64, size=(64, 80), seed=2):
+@pytest.mark.parametrize("draw", [scenes, piles])
+def test_boxes_instance_masks_and_semantic_mask_agree(draw):
+    for scene in draw(64, size=(64, 80), seed=2):
         assert scene.boxes.masks is not None
         semantic = torch.zeros(64, 80, dtype=torch.uint8)
         assert scene.boxes.masks.sum(0).max() <= 1, "a pixel shows one object only"
@@ -45,6 +46,21 @@ def test_objects_occlude_each_other_and_some_are_cut_by_the_edge():
         )
     assert touching > 20
     assert at_edge > 5
+
+
+def test_piles_have_every_class_and_no_main_object():
+    seen = list(piles(64, seed=4))
+    labels = torch.cat([scene.boxes.labels for scene in seen])
+    assert torch.bincount(labels, minlength=len(PILE_CLASSES)).min() > 50
+    assert len(torch.bincount(labels)) == len(PILE_CLASSES)
+    overlapping = 0
+    for scene in seen:
+        boxes = scene.boxes.boxes
+        assert 2 <= len(boxes) <= 6, "four to six were drawn; some are hidden by others"
+        overlapping += any(
+            bool((torch.minimum(a[2:], b[2:]) > torch.maximum(a[:2], b[:2])).all()) for a, b in itertools.combinations(boxes, 2)
+        )
+    assert overlapping > 48
 
 
 @pytest.mark.parametrize("name", SHAPES)

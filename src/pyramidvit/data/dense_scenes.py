@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pyramidvit.data.scenes import SCENE_CLASSES, Scene, scenes
+from pyramidvit.data.scenes import PILE_CLASSES, Scene, piles
 from pyramidvit.errors import UserError
 from pyramidvit.files import write_text
 from pyramidvit.geometry import encode_mask
 
-LABEL_CLASSES = ("background", *SCENE_CLASSES)
+LABEL_CLASSES = ("background", *PILE_CLASSES)
 """Of label maps, in the order of their values."""
 
 
 def write_object_scenes(folder: Path, *, train: int, val: int, size: tuple[int, int] = (128, 128), seed: int = 0) -> None:
     """``images/*.png``, ``instances_train.json`` and ``instances_val.json`` with boxes and run lengths, from different seeds."""
     _new(folder / "images")
-    categories = [{"id": number + 1, "name": name} for number, name in enumerate(SCENE_CLASSES)]
+    categories = [{"id": number + 1, "name": name} for number, name in enumerate(PILE_CLASSES)]
     for split, count, split_seed in (("train", train, 2 * seed), ("val", val, 2 * seed + 1)):
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
-        for index, scene in enumerate(scenes(count, size=size, seed=split_seed)):
+        for index, scene in enumerate(piles(count, size=size, seed=split_seed)):
             name = f"{split}_{index:06d}.png"
             Image.fromarray(scene.image).save(folder / "images" / name, compress_level=1)
             images.append({"id": index + 1, "file_name": name, "height": size[0], "width": size[1]})
@@ -38,7 +38,7 @@ def write_label_scenes(folder: Path, *, train: int, val: int, size: tuple[int, i
         images, masks = folder / "images" / split, folder / "masks" / split
         for place in (images, masks):
             _new(place)
-        for index, scene in enumerate(scenes(count, size=size, seed=split_seed)):
+        for index, scene in enumerate(piles(count, size=size, seed=split_seed)):
             Image.fromarray(scene.image).save(images / f"{index:06d}.png", compress_level=1)
             Image.fromarray(scene.mask.labels.numpy()).save(masks / f"{index:06d}.png", compress_level=1)
     write_text(folder / "classes.txt", "".join(f"{name}\n" for name in LABEL_CLASSES))

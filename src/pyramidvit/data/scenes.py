@@ -1,7 +1,8 @@
 """Generated pictures with exact labels: overlapping shapes on textured backgrounds, for the demo and the tests.
 
 A picture's class is the shape that covers most of the visible pixels: one large object, often with a smaller one of its kind. Small
-objects of other shapes distract and overlap it; colour, texture, place and rotation say nothing about the class.
+objects of other shapes distract and overlap it; colour, texture, place and rotation say nothing about the class. In piles nothing is main:
+several objects of about the same size hide parts of each other.
 Shapes: H W pixels, N visible objects. All randomness comes from the seed and the picture's number.
 """
 
@@ -64,6 +65,8 @@ SCENE_CLASSES = tuple(SHAPES)
 """Names of the labels of pictures and objects; in alphabetical order, as class folders are read."""
 MASK_CLASSES = ("background", *SCENE_CLASSES)
 """Names of the labels in semantic masks."""
+PILE_CLASSES = ("cross", "disc", "ring")
+"""Names of the labels of objects in piles: few, since telling shapes apart is what takes long to learn."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Scene:
 
     ``boxes`` lists every object with at least one visible pixel, back to front: its tight box, its SCENE_CLASSES label and its visible
     pixels as a mask. ``mask`` labels each pixel with MASK_CLASSES. A pixel belongs to the front object that covers half of it or more.
+    In piles labels count PILE_CLASSES, and ``label`` is the class of most visible pixels.
     """
 
     image: Array
@@ -82,7 +86,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Object:
-    shape: int
+    shape: int  # among the classes of its scene
     x: float
     y: float
     radius: float
@@ -91,8 +95,7 @@ class _Object:
 
 def scenes(count: int, *, size: tuple[int, int] = (96, 96), seed: int) -> Iterator[Scene]:
     """``count`` pictures of (height, width) ``size``, classes in turn; number i is the same whatever the count."""
-    if min(size) < 32:
-        raise UserError(f"Scenes need a height and width of at least 32 pixels, got {size[0]}x{size[1]}.")
+    _check_size(size)
     for index in range(count):
         yield _scene(np.random.default_rng((seed, index)), index % len(SHAPES), size)
 
@@ -113,21 +116,56 @@ def write_scenes(folder: Path, *, train: int, val: int, size: tuple[int, int] = 
             Image.fromarray(scene.image).save(path, compress_level=1)
 
 
+def piles(count: int, *, size: tuple[int, int] = (96, 96), seed: int) -> Iterator[Scene]:
+    """``count`` pictures of (height, width) ``size`` with four to six objects each; number i is the same whatever the count."""
+    _check_size(size)
+    for index in range(count):
+        rng = np.random.default_rng((seed, index))
+        yield _draw(rng, _pile(rng, size), size, PILE_CLASSES)
+
+
+def _check_size(size: tuple[int, int]) -> None:
+    if min(size) < 32:
+        raise UserError(f"Scenes need a height and width of at least 32 pixels, got {size[0]}x{size[1]}.")
+
+
 def _scene(rng: np.random.Generator, label: int, size: tuple[int, int]) -> Scene:
     while True:  # rarely the distractors hide too much of the main shape: draw another one
-        objects = _arrange(rng, label, size)
-        image, owner = _paint(rng, objects, size)
-        areas = np.bincount(owner.ravel() + 1, minlength=len(objects) + 1)[1:]
-        per_class = np.bincount([o.shape for o in objects], weights=areas, minlength=len(SHAPES))
-        others = np.delete(per_class, label).max()
-        if per_class[label] >= max(2 * others, 0.08 * min(size) ** 2):
-            break
-    visible = np.flatnonzero(areas)
+        scene = _draw(rng, _arrange(rng, label, size), size, SCENE_CLASSES)
+        per_class = _pixels(scene.mask, SCENE_CLASSES)
+        if per_class[label] >= max(2 * np.delete(per_class, label).max(), 0.08 * min(size) ** 2):
+            return scene
+
+
+def _draw(rng: np.random.Generator, objects: list[_Object], size: tuple[int, int], classes: tuple[str, ...]) -> Scene:
+    """The picture of these objects, from back to front, and its truth."""
+    image, owner = _paint(rng, objects, size, classes)
+    visible = np.flatnonzero(np.bincount(owner.ravel() + 1, minlength=len(objects) + 1)[1:])
     masks = torch.from_numpy(owner == visible[:, None, None])
     labels = torch.tensor([objects[i].shape for i in visible])
-    semantic = np.array([0, *(o.shape + 1 for o in objects)], dtype=np.uint8)[owner + 1]
+    semantic = MaskTarget(torch.from_numpy(np.array([0, *(o.shape + 1 for o in objects)], dtype=np.uint8)[owner + 1]))
     boxes = BoxTarget(masks_to_boxes(masks), labels, masks)
-    return Scene(image, ClassTarget(label), boxes, MaskTarget(torch.from_numpy(semantic)))
+    return Scene(image, ClassTarget(int(_pixels(semantic, classes).argmax())), boxes, semantic)
+
+
+def _pixels(mask: MaskTarget, classes: tuple[str, ...]) -> Array:
+    """Visible pixels of each class."""
+    return np.bincount(mask.labels.numpy().ravel(), minlength=len(classes) + 1)[1:]
+
+
+def _pile(rng: np.random.Generator, size: tuple[int, int]) -> list[_Object]:
+    """Four to six objects of any of the shapes, each as likely to hide another as to be hidden."""
+    H, W = size
+    return [
+        _place(
+            rng,
+            int(rng.integers(len(PILE_CLASSES))),
+            rng.uniform(0.05, 0.95) * W,
+            rng.uniform(0.05, 0.95) * H,
+            min(size) * rng.uniform(0.13, 0.23),
+        )
+        for _ in range(int(rng.integers(4, 7)))
+    ]
 
 
 def _arrange(rng: np.random.Generator, label: int, size: tuple[int, int]) -> list[_Object]:
@@ -151,7 +189,7 @@ def _place(rng: np.random.Generator, shape: int, x: float, y: float, radius: flo
     return _Object(shape, x, y, radius, math.radians(rng.uniform(-45, 45)))
 
 
-def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, int]) -> tuple[Array, Array]:
+def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, int], classes: tuple[str, ...]) -> tuple[Array, Array]:
     """The picture (H, W, 3) uint8, and the number of the object that each pixel shows (H, W), -1 for the background."""
     H, W = size
     low, high = two_colours(rng)
@@ -165,7 +203,7 @@ def _paint(rng: np.random.Generator, objects: list[_Object], size: tuple[int, in
         y, x = np.ogrid[top:bottom, left:right]
         dx, dy = ((z + 0.5 - middle).astype(np.float32) / item.radius for z, middle in ((x, item.x), (y, item.y)))  # of pixel centres
         cos, sin = math.cos(item.angle), math.sin(item.angle)
-        distance = item.radius * SHAPES[SCENE_CLASSES[item.shape]](cos * dx + sin * dy, cos * dy - sin * dx)  # pixels
+        distance = item.radius * SHAPES[classes[item.shape]](cos * dx + sin * dy, cos * dy - sin * dx)  # pixels
         coverage = np.clip(0.5 - distance, 0, 1)
         shade = 1 + rng.uniform(-0.15, 0.15) * dx + rng.uniform(-0.15, 0.15) * dy
         patch = canvas[top:bottom, left:right]

@@ -13,7 +13,7 @@ from pyramidvit.config import AugmentConfig, ClipConfig, DenseConfig, HeadConfig
 from pyramidvit.config.sections import TaskName
 from pyramidvit.data.dense_scenes import write_label_scenes, write_object_scenes
 from pyramidvit.data.motion import OPPOSITE, write_motion
-from pyramidvit.data.scenes import SCENE_CLASSES, write_scenes
+from pyramidvit.data.scenes import PILE_CLASSES, SCENE_CLASSES, write_scenes
 from pyramidvit.engine import evaluate, train
 from pyramidvit.metrics import ClassificationResult
 from pyramidvit.predict import load
@@ -30,6 +30,7 @@ class Demo:
     """What is drawn, and what is trained on it: small pictures, mild augmentation, few epochs, as a CPU can do in minutes."""
 
     write: Callable[..., None]
+    classes: int
     size: tuple[int, int]
     pictures: int
     settings: RunConfig
@@ -39,6 +40,7 @@ _SMALL = ModelConfig(drop_path_rate=0.0)
 DEMOS: dict[TaskName, Demo] = {
     "classify": Demo(
         write_scenes,
+        len(SCENE_CLASSES),
         (64, 64),
         6000,
         RunConfig(
@@ -52,45 +54,49 @@ DEMOS: dict[TaskName, Demo] = {
     ),
     "segment": Demo(
         write_label_scenes,
-        (128, 128),
-        2000,
+        len(PILE_CLASSES),
+        (96, 96),
+        2500,
         RunConfig(
             task="segment",
             model=_SMALL,
             head=HeadConfig(preset="small"),
-            dense=DenseConfig(resize="fixed", input_size=(128, 128)),
-            optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5),
-            loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
+            dense=DenseConfig(resize="fixed", input_size=(96, 96)),
+            optim=OptimConfig(lr=8e-4, reference_batch=8, warmup_epochs=0.5, clip_grad=1.0),
+            loop=LoopConfig(epochs=5, batch_size=8, eval_every=5, ema_decay=0.99),
         ),
     ),
     "detect": Demo(
         write_object_scenes,
-        (128, 128),
+        len(PILE_CLASSES),
+        (96, 96),
         2000,
         RunConfig(
             task="detect",
             model=_SMALL,
             head=HeadConfig(preset="small", strides=(8, 16, 32), anchor_scale=2.4),
-            dense=DenseConfig(resize="fixed", input_size=(128, 128)),
+            dense=DenseConfig(resize="fixed", input_size=(96, 96)),
             optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
             loop=LoopConfig(epochs=6, batch_size=8, eval_every=3, ema_decay=0.99),
         ),
     ),
     "instances": Demo(
         write_object_scenes,
-        (128, 128),
+        len(PILE_CLASSES),
+        (96, 96),
         1500,
         RunConfig(
             task="instances",
             model=_SMALL,
             head=HeadConfig(preset="small", strides=(4, 8, 16, 32), anchor_scale=4.0, samples=32),
-            dense=DenseConfig(resize="fixed", input_size=(128, 128)),
+            dense=DenseConfig(resize="fixed", input_size=(96, 96)),
             optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
             loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
         ),
     ),
     "video": Demo(
         write_motion,
+        len(OPPOSITE),
         (64, 64),
         4000,
         RunConfig(
@@ -140,7 +146,7 @@ def demo(
     config = chosen.settings.model_copy(update={"loop": loop})
     run = RunFolder.create(runs, config.task, model="demo")
     things = "clips" if task == "video" else "pictures"
-    console.print(f"Drawing {count} {things} of {len(SCENE_CLASSES)} classes to train on, and {count // 8} held out")
+    console.print(f"Drawing {count} {things} of {chosen.classes} classes to train on, and {count // 8} held out")
     chosen.write(run.path / "data", train=count, val=count // 8, size=chosen.size, seed=seed)
     learned = build_task(config, run.path / "data")
     start_run(run, learned, {}, console)
