@@ -56,7 +56,7 @@ DEMOS: dict[TaskName, Demo] = {
         write_label_scenes,
         len(PILE_CLASSES),
         (96, 96),
-        2500,
+        3000,
         RunConfig(
             task="segment",
             model=_SMALL,
@@ -84,14 +84,14 @@ DEMOS: dict[TaskName, Demo] = {
         write_object_scenes,
         len(PILE_CLASSES),
         (96, 96),
-        1500,
+        1200,
         RunConfig(
             task="instances",
             model=_SMALL,
             head=HeadConfig(preset="small", strides=(4, 8, 16, 32), anchor_scale=4.0, samples=32),
             dense=DenseConfig(resize="fixed", input_size=(96, 96)),
             optim=OptimConfig(lr=1e-3, reference_batch=8, warmup_epochs=0.5, clip_grad=10.0),
-            loop=LoopConfig(epochs=8, batch_size=8, eval_every=4, ema_decay=0.99),
+            loop=LoopConfig(epochs=5, batch_size=8, eval_every=5, ema_decay=0.99),
         ),
     ),
     "video": Demo(
