@@ -98,7 +98,7 @@ DEMOS: dict[TaskName, Demo] = {
         write_motion,
         len(OPPOSITE),
         (64, 64),
-        4000,
+        6000,
         RunConfig(
             task="video",
             model=ModelConfig(name="mvit_mini_8x2", drop_path_rate=0.0),
@@ -115,8 +115,8 @@ DEMOS: dict[TaskName, Demo] = {
                 cutmix=0.0,
                 smoothing=0.0,
             ),
-            optim=OptimConfig(lr=3e-4, reference_batch=16, warmup_epochs=0.5),
-            loop=LoopConfig(epochs=10, batch_size=16, eval_every=2),
+            optim=OptimConfig(lr=5e-4, reference_batch=16, warmup_epochs=0.5, clip_grad=1.0),
+            loop=LoopConfig(epochs=7, batch_size=16, eval_every=7, ema_decay=0.99),
         ),
     ),
 }
