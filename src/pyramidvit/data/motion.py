@@ -29,9 +29,9 @@ MOTION_CLASSES = ("anticlockwise", "clockwise", "down", "grow", "left", "right",
 OPPOSITE = {"anticlockwise": "clockwise", "down": "up", "grow": "shrink", "left": "right"}
 OPPOSITE |= {after: before for before, after in OPPOSITE.items()}
 
-_TURNABLE = ("crescent", "cross", "heart", "square", "star", "triangle")
-"""Shapes that show how they turn: none looks the same after less than a fifth of a turn, which is far more than from frame to frame."""
-_SMALLEST, _LARGEST = 0.14, 0.42  # of the short side; the largest shape still fits on the circle
+_TURNABLE = ("crescent", "heart", "triangle")
+"""Shapes that show how they turn: none looks the same after less than a third of a turn, which is far more than from frame to frame."""
+_SMALLEST, _LARGEST = 0.18, 0.42  # of the short side; the largest shape still fits on the circle
 _FADE = 0.12
 
 
@@ -73,7 +73,7 @@ def draw_track(rng: np.random.Generator, name: str, frames: int) -> Track:
         "shrink": (2, -1), "grow": (2, 1), "anticlockwise": (3, -1), "clockwise": (3, 1),
     }  # fmt: skip
     axis, sign = way[name]
-    reach = {2: (0.4, 0.7), 3: (0.15, 0.3)}.get(axis, (0.5, 0.9))  # sizes and angles repeat sooner than places
+    reach = {2: (0.4, 0.7), 3: (0.3, 0.5)}.get(axis, (0.5, 0.9))  # sizes and angles repeat sooner than places
     values = np.tile(starts[:, None], (1, frames))
     values[axis] += sign * rng.uniform(*reach) * run
     return Track(*(values % 1.0))
