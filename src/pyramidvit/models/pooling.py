@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyramidvit.models.kernels import Linear, has_onednn, linear
+from pyramidvit.models.layers import LayerNorm
 from pyramidvit.models.pos_embed import key_rows, relative_bias, relative_logits
 
 
@@ -140,7 +141,7 @@ class Pool(nn.Module):
         super().__init__()
         self.stride, self.class_token = stride, class_token
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel))
-        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.norm = LayerNorm(channels, eps=1e-6)
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, x: Float[Tensor, "B N C"], grid: tuple[int, ...]) -> Float[Tensor, "B M h d"]:

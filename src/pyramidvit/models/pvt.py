@@ -23,6 +23,7 @@ from pyramidvit.models.layers import (
     DropPath,
     FeatureInfo,
     FeedForward,
+    LayerNorm,
     drop_path_rates,
     init_linear,
     run_block,
@@ -79,7 +80,7 @@ class ReducedAttention(nn.Module):
         self.proj = Linear(width, width)
         if reduction > 1:
             self.reduce = BlockConv(width, reduction)
-            self.norm = nn.LayerNorm(width, eps)
+            self.norm = LayerNorm(width, eps)
 
     def forward(self, x: Float[Tensor, "B *N C"]) -> Float[Tensor, "B *N C"]:
         B, *_, C = shape = x.shape  # (B, H, W, C), or (B, 1 + N, C) with a class token, where nothing is reduced
@@ -94,9 +95,9 @@ class ReducedAttention(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, expansion: int, reduction: int, eps: float, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = LayerNorm(width, eps=1e-6)
         self.attn = ReducedAttention(width, heads, reduction, eps)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.norm2 = LayerNorm(width, eps=1e-6)
         self.mlp = FeedForward(width, width * expansion)
         self.drop_path = DropPath(drop_path)
 
@@ -116,7 +117,7 @@ class Stage(nn.Module):
         self.class_position = nn.Parameter(torch.empty(1, width)) if class_token else None
         self.positions = nn.Parameter(torch.empty(*grid, width))
         self.patches = BlockConv(width, patch, in_chans)
-        self.patch_norm = nn.LayerNorm(width, eps)
+        self.patch_norm = LayerNorm(width, eps)
         self.blocks = nn.ModuleList(blocks)
         for table in (self.class_token, self.class_position, self.positions):
             if table is not None:
@@ -160,7 +161,7 @@ class PVT(PatchEpsilon):
             grid = config.size[0] // (4 * 2**i), config.size[1] // (4 * 2**i)
             self.stages.append(Stage(previous, config.widths[i], patch, grid, config.patch_eps, classify and i == 3, blocks))
         if classify:
-            self.norm = nn.LayerNorm(self.width, eps=1e-6)
+            self.norm = LayerNorm(self.width, eps=1e-6)
         self.apply(init_linear)
 
     def _run(self, x: Float[Tensor, "B C H W"]) -> tuple[list[Float[Tensor, "B _ _ _"]], Float[Tensor, "B *N D"]]:

@@ -20,6 +20,7 @@ from pyramidvit.models.layers import (
     BlockConv,
     DropPath,
     FeatureInfo,
+    LayerNorm,
     TokenConv,
     drop_path_rates,
     gelu,
@@ -96,10 +97,10 @@ class ReducedAttention(nn.Module):
         self.proj = Linear(width, width)
         if linear:
             self.reduce = TokenConv(width, width, 1)
-            self.norm = nn.LayerNorm(width, eps)
+            self.norm = LayerNorm(width, eps)
         elif reduction > 1:
             self.reduce = BlockConv(width, reduction)
-            self.norm = nn.LayerNorm(width, eps)
+            self.norm = LayerNorm(width, eps)
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         B, H, W, C = x.shape
@@ -133,9 +134,9 @@ class MixFeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, expansion: int, reduction: int, linear: bool, eps: float, drop_path: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = LayerNorm(width, eps=1e-6)
         self.attn = ReducedAttention(width, heads, reduction, linear, eps)
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.norm2 = LayerNorm(width, eps=1e-6)
         self.mlp = MixFeedForward(width, width * expansion, linear)
         self.drop_path = DropPath(drop_path)
 
@@ -150,9 +151,9 @@ class Stage(nn.Module):
     def __init__(self, in_chans: int, width: int, kernel: int, stride: int, eps: float, blocks: list[Block]) -> None:
         super().__init__()
         self.patches = TokenConv(in_chans, width, kernel, stride, padding=kernel // 2)
-        self.patch_norm = nn.LayerNorm(width, eps)
+        self.patch_norm = LayerNorm(width, eps)
         self.blocks = nn.ModuleList(blocks)
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.norm = LayerNorm(width, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B H W C"], checkpointing: bool = False) -> Float[Tensor, "B H2 W2 C2"]:
         x = self.patch_norm(self.patches(x))
