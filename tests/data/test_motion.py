@@ -133,7 +133,7 @@ def test_the_shape_goes_around_the_picture_and_fades_where_sizes_close() -> None
 def drawn(x: float = 0.5, y: float = 0.5, size: float = 0.4, angle: float = 0.0) -> np.ndarray:
     """(32, 32) bool: where the shape is seen, against the same background without it."""
     track = Track(np.array([x, x]), np.array([y, y]), np.array([size, 0.0]), np.array([angle, angle]))
-    rng = np.random.default_rng(17)  # a triangle of strong contrast, with hardly any noise
+    rng = np.random.default_rng(17)  # a heart of strong contrast, with hardly any noise
     clip = motion._paint(rng, track, (32, 32)).astype(int)
     return np.abs(clip[0] - clip[1]).max(-1) > 40
 

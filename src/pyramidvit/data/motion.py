@@ -29,10 +29,10 @@ MOTION_CLASSES = ("anticlockwise", "clockwise", "down", "grow", "left", "right",
 OPPOSITE = {"anticlockwise": "clockwise", "down": "up", "grow": "shrink", "left": "right"}
 OPPOSITE |= {after: before for before, after in OPPOSITE.items()}
 
-_TURNABLE = ("crescent", "heart", "triangle")
-"""Shapes that show how they turn: none looks the same after less than a third of a turn, which is far more than from frame to frame."""
-_SMALLEST, _LARGEST = 0.18, 0.42  # of the short side; the largest shape still fits on the circle
-_FADE = 0.12
+_SHAPE = SHAPES["heart"]
+"""Looks the same only after a whole turn."""
+_SMALLEST, _LARGEST = 0.2, 0.42  # of the short side; the largest shape still fits on the circle
+_FADE = 0.03
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def draw_track(rng: np.random.Generator, name: str, frames: int) -> Track:
         "shrink": (2, -1), "grow": (2, 1), "anticlockwise": (3, -1), "clockwise": (3, 1),
     }  # fmt: skip
     axis, sign = way[name]
-    reach = {2: (0.4, 0.7), 3: (0.3, 0.5)}.get(axis, (0.5, 0.9))  # sizes and angles repeat sooner than places
+    reach = {2: (0.5, 0.8), 3: (0.3, 0.5)}.get(axis, (0.5, 0.9))  # sizes and angles repeat sooner than places
     values = np.tile(starts[:, None], (1, frames))
     values[axis] += sign * rng.uniform(*reach) * run
     return Track(*(values % 1.0))
@@ -122,7 +122,7 @@ def write_video(path: str | Path, frames: Array, *, fps: int = 10, codec: str = 
     """(T, H, W, 3) uint8 → a video in the container of the name's suffix. Height and width should be even, or H.264 can't take them."""
     av = load_av()
     _, H, W, _ = frames.shape
-    settings = {"crf": "15", "preset": "veryfast"} if options is None and codec == "libx264" else options or {}
+    settings = {"crf": "15", "preset": "veryfast", "tune": "fastdecode"} if options is None and codec == "libx264" else options or {}
     with av.open(str(path), mode="w") as container:
         stream = container.add_stream(codec, rate=fps, options=settings)
         stream.width, stream.height, stream.pix_fmt = W, H, "yuv420p"
@@ -138,20 +138,21 @@ def _paint(rng: np.random.Generator, track: Track, size: tuple[int, int]) -> Arr
     """The clip (T, H, W, 3) uint8 of one shape on a track, with a little noise of its own in each frame."""
     (H, W), short = size, min(size)
     low, high = two_colours(rng)
-    background = low + texture(rng, size)[..., None] * (high - low)
     colour = contrasting(rng, low, high)
-    outline = SHAPES[_TURNABLE[int(rng.integers(len(_TURNABLE)))]]
-    noise = rng.uniform(0, 0.03)
+    low, high, colour = (c[:, None, None] for c in (low, high, colour))  # (3, H, W): numpy is slow where the last axis is short
+    background = low + texture(rng, size) * (high - low)
+    noise = np.float32(rng.uniform(0, 0.03))
     clip = np.empty((len(track.x), H, W, 3), np.uint8)
     y, x = np.ogrid[:H, :W]
-    for number, (cx, cy, grown, turns) in enumerate(zip(track.x, track.y, track.size, track.angle, strict=True)):
-        dx = (x + 0.5 - cx * W + W / 2) % W - W / 2  # the way around the picture that is shorter
-        dy = (y + 0.5 - cy * H + H / 2) % H - H / 2
+    tracks = (values.tolist() for values in (track.x, track.y, track.size, track.angle))
+    for number, (cx, cy, grown, turns) in enumerate(zip(*tracks, strict=True)):
+        dx = ((x + 0.5 - cx * W + W / 2) % W - W / 2).astype(np.float32)  # the way around the picture that is shorter
+        dy = ((y + 0.5 - cy * H + H / 2) % H - H / 2).astype(np.float32)
         radius = short * _SMALLEST * (_LARGEST / _SMALLEST) ** grown
         cos, sin = math.cos(2 * math.pi * turns), math.sin(2 * math.pi * turns)
-        distance = radius * outline((cos * dx + sin * dy) / radius, (cos * dy - sin * dx) / radius)
+        distance = radius * _SHAPE((cos * dx + sin * dy) / radius, (cos * dy - sin * dx) / radius)
         seen = min(1.0, grown / _FADE, (1 - grown) / _FADE)  # gone where the circle of sizes closes
-        frame = background + (seen * np.clip(0.5 - distance, 0, 1))[..., None] * (colour - background)
-        frame += noise * rng.standard_normal((H, W, 1), dtype=np.float32)
-        clip[number] = (np.clip(frame, 0, 1) * 255 + 0.5).astype(np.uint8)
+        cover = seen * np.clip(0.5 - distance, 0, 1)
+        frame = background + cover * (colour - background) + noise * rng.standard_normal((H, W), dtype=np.float32)
+        clip[number] = (np.clip(frame, 0, 1) * 255 + 0.5).astype(np.uint8).transpose(1, 2, 0)
     return clip

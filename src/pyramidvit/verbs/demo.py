@@ -101,7 +101,7 @@ DEMOS: dict[TaskName, Demo] = {
         6000,
         RunConfig(
             task="video",
-            model=ModelConfig(name="mvit_mini_8x2", drop_path_rate=0.0),
+            model=ModelConfig(name="mvitv2_mini_8x2", drop_path_rate=0.0),
             clip=ClipConfig(frames=8, stride=2, fps=10),  # all of a clip: 16 frames at 10 per second
             augment=AugmentConfig(
                 size=(64, 64),
@@ -115,8 +115,8 @@ DEMOS: dict[TaskName, Demo] = {
                 cutmix=0.0,
                 smoothing=0.0,
             ),
-            optim=OptimConfig(lr=5e-4, reference_batch=16, warmup_epochs=0.5, clip_grad=1.0),
-            loop=LoopConfig(epochs=7, batch_size=16, eval_every=7, ema_decay=0.99),
+            optim=OptimConfig(lr=6e-4, reference_batch=16, warmup_epochs=0.5, clip_grad=1.0),
+            loop=LoopConfig(epochs=6, batch_size=16, eval_every=6, ema_decay=0.99),
         ),
     ),
 }
