@@ -282,7 +282,7 @@ def test_clip_networks_are_measured_on_clips(monkeypatch):
     monkeypatch.setattr(comparing, "take_turns", lambda steps, *_, **__: [[0.1]] * len(steps))
     monkeypatch.setattr(Contestant, "step", lambda self: shapes.append(self.shape))
     monkeypatch.setattr(Contestant, "macs", lambda _: 1)
-    assert run("bench", "mvitv2_small_16x4", "mvitv2_mini_8x2", "--size", 64, "--batch", 2) == 0
+    assert run("bench", "mvitv2_small_16x4", "mvit_mini_8x2", "--size", 64, "--batch", 2) == 0
     assert shapes == [(2, 3, 16, 64, 64), (2, 3, 8, 64, 64)]
 
 
@@ -317,8 +317,8 @@ def test_scaling_prints_and_draws_what_it_has(monkeypatch, tmp_path, capsys):
         (("pvt_tiny", "--backend", "fast"), "backend"),
         (("pvt_tiny", "--size", "16x16"), "size"),
         (("mvitv2_small_16x4", "pvt_tiny"), "mvitv2_small_16x4 takes clips and pvt_tiny pictures"),
-        (("pvt_tiny", "--vs", "mvitv2_mini_8x2"), "mvitv2_mini_8x2 takes clips and pvt_tiny pictures"),
-        (("scaling", "pvt_tiny", "mvitv2_mini_8x2"), "mvitv2_mini_8x2 takes clips and pvt_tiny pictures"),
+        (("pvt_tiny", "--vs", "mvit_mini_8x2"), "mvit_mini_8x2 takes clips and pvt_tiny pictures"),
+        (("scaling", "pvt_tiny", "mvit_mini_8x2"), "mvit_mini_8x2 takes clips and pvt_tiny pictures"),
         (("pvt_tiny", "--size", "abc"), "--size: expected height x width, such as 224x224 or 512x640, got 'abc'"),
         (("scaling", "pvt_v3"), "no network 'pvt_v3'"),
         (("scaling", "pvt_tiny", "--sizes", "64", "16"), "at least 32"),

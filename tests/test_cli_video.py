@@ -67,7 +67,7 @@ def test_a_run_of_clips_is_complete(trained: Path):
     """The task is found out from the data, the small preset names the network, and the run folder is as for pictures."""
     settings = (trained / "config.yaml").read_text()
     assert settings.startswith("task: video\n")
-    assert "name: mvitv2_mini_8x2  # preset small" in settings
+    assert "name: mvit_mini_8x2  # preset small" in settings
     for name in ("report.html", "README.md", "metrics.csv", "data.json", "log.txt", "plots/confusion.png"):
         assert (trained / name).stat().st_size > 0, name
     assert json.loads((trained / "data.json").read_text())["classes"] == list(MOTION_CLASSES)

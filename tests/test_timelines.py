@@ -29,7 +29,7 @@ class Colour(nn.Module):
 def task(**clip) -> VideoTask:
     config = RunConfig(
         task="video",
-        model=ModelConfig(name="mvitv2_mini_8x2"),
+        model=ModelConfig(name="mvit_mini_8x2"),
         augment=AugmentConfig(size=(32, 32)),
         clip=ClipConfig(**{"frames": 4, "stride": 2, "fps": 10, **clip}),
     )

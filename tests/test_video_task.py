@@ -27,7 +27,7 @@ SMALL = AugmentConfig(size=(32, 32), hflip=0.0, rand_ops=0, erasing=0.0)
 def settings(**clip) -> RunConfig:
     return RunConfig(
         task="video",
-        model=ModelConfig(name="mvitv2_mini_8x2"),
+        model=ModelConfig(name="mvit_mini_8x2"),
         augment=SMALL,
         clip=ClipConfig(**{"frames": 4, "stride": 1, "fps": 30, **clip}),
         loop=LoopConfig(batch_size=6, device="cpu"),
@@ -51,7 +51,7 @@ def task(folder: Path, **clip) -> VideoTask:
 @pytest.fixture(scope="module")
 def model() -> Classifier:
     torch.manual_seed(0)
-    net = create_model("mvitv2_mini_8x2", num_classes=8).eval()
+    net = create_model("mvit_mini_8x2", num_classes=8).eval()
     with torch.no_grad():
         net.head.weight.mul_(20)  # random networks are undecided, where averages of anything look alike
     return net
@@ -157,10 +157,10 @@ def test_a_clip_network_starts_from_weights_of_pictures(tmp_path: Path):
 
 def test_a_clip_network_starts_from_clips_without_their_classes(tmp_path: Path):
     """A damaged clip file is not taken for pictures: nothing is filled in."""
-    other = create_model("mvitv2_mini_8x2", num_classes=5)
+    other = create_model("mvit_mini_8x2", num_classes=5)
     tensors = other.state_dict()
     write_tensors(tmp_path / "clips.safetensors", tensors, {})
-    start = settings().model_copy(update={"model": ModelConfig(name="mvitv2_mini_8x2", weights=str(tmp_path / "clips.safetensors"))})
+    start = settings().model_copy(update={"model": ModelConfig(name="mvit_mini_8x2", weights=str(tmp_path / "clips.safetensors"))})
     built = VideoTask(start, MOTION_CLASSES)
     assert torch.equal(built.model().state_dict()["backbone.patches.weight"], tensors["backbone.patches.weight"])
     assert built.load_report is not None

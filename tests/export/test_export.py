@@ -158,6 +158,10 @@ def test_names_that_stand_for_no_format(classifier: Predictor, tmp_path: Path) -
         classifier.export(tmp_path / "model.tflite")
     with pytest.raises(UserError, match="does not exist"):
         classifier.export(tmp_path / "none" / "model.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(UserError, match="it is a folder"):
+        classifier.export(tmp_path / "folder.onnx")
+    assert [file.name for file in tmp_path.iterdir()] == ["folder.onnx"]
 
 
 @pytest.mark.slow
@@ -176,7 +180,12 @@ def test_other_channels_and_backends_are_told(exported: Path) -> None:
 def test_files_without_a_description(exported: Path, tmp_path: Path) -> None:
     model = onnx.load(exported)
     newer = json.loads(model.metadata_props[0].value) | {"format": 99}
-    for value, message in (("", "doesn't say"), ("{}", "can't read"), (json.dumps(newer), "newer version")):
+    for value, message in (
+        ("", "doesn't say"),
+        ("{}", "'format' is missing"),
+        ("[]", "no JSON object"),
+        (json.dumps(newer), "newer version"),
+    ):
         onnx.helper.set_model_props(model, {"pyramidvit": value})
         onnx.save(model, tmp_path / "model.onnx")
         with pytest.raises(UserError, match=message):

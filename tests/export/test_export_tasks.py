@@ -169,10 +169,10 @@ def overlook_empty(owner: Predictor, empty: torch.Tensor) -> None:
         ("classify", "mvit_base16", ".onnx"),
         ("classify", "timm/resnet18", ".onnx"),
         ("segment", "pvt_v2_b0", ".onnx"),
-        ("video", "mvitv2_mini_8x2", ".xml"),
+        ("video", "mvit_mini_8x2", ".xml"),
         ("classify", "pvt_v2_b0", ".pt2"),
         ("segment", "pvt_v2_b0", ".pt2"),
-        ("video", "mvitv2_mini_8x2", ".pt2"),
+        ("video", "mvit_mini_8x2", ".pt2"),
     ],
 )
 def test_tasks_and_networks_as_files(task: str, name: str, format: str, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_tasks_and_networks_as_files(task: str, name: str, format: str, tmp_path
 @pytest.mark.slow
 def test_views_stay_outside_of_the_graph(tmp_path: Path) -> None:
     """PB-101: several views of a clip give what the network gives for them."""
-    owner = predictor("video", "mvitv2_mini_8x2")
+    owner = predictor("video", "mvit_mini_8x2")
     owner.export(tmp_path / "model.onnx")
     file, views = load_exported(tmp_path / "model.onnx", "onnx"), torch.randn(2, 3, 3, 8, 64, 64)
     with torch.no_grad():

@@ -78,7 +78,7 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def clips():
-    return create_model("mvitv2_mini_8x2", num_classes=2).eval()
+    return create_model("mvit_mini_8x2", num_classes=2).eval()
 
 
 @pytest.mark.parametrize(

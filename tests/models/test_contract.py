@@ -11,7 +11,7 @@ from pyramidvit import create_model, list_models
 from pyramidvit.models import BACKBONES, Classifier, pvt, pvt_v2
 
 PICTURES = [(32, 32), (33, 33), (97, 97), (224, 224), (225, 193), (160, 608)]
-THREE_STAGES = ("mvit_small_16x4", "mvitv2_mini_8x2")
+THREE_STAGES = ("mvit_small_16x4", "mvit_mini_8x2")
 CLIPS = [(1, 32, 32), (3, 33, 47), (8, 64, 96), (16, 97, 65), (5, 160, 224)]
 
 

@@ -22,7 +22,7 @@ PARAMETERS = {  # clips with 400 classes, pictures with 1000
     "mvit_base_64x3": 36_612_976,
     "mvit_base24_32x3": 53_115_280,
     "mvit_small_16x4": 26_038_032,
-    "mvitv2_mini_8x2": 661_264,
+    "mvit_mini_8x2": 774_208,
     "mvit_base16": 36_982_600,
     "mvit_base24": 53_516_392,
     "mvit_base24_wide_320": 72_961_832,

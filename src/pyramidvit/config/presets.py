@@ -22,7 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "loop": {"batch_size": 4, "epochs": 24, "eval_every": 4, "ema_decay": 0.99},
     },
     "video": {
-        "model": {"name": "mvitv2_mini_8x2"},
+        "model": {"name": "mvit_mini_8x2"},
         "clip": {"frames": 8, "segments": True},
         "augment": {"size": (112, 112), "crop_scale": (0.5, 1.0), "rand_ops": 0, "erasing": 0.0, "mixup": 0.0, "cutmix": 0.0},
         "optim": {"lr": 3e-4, "reference_batch": 16, "warmup_epochs": 2},

@@ -43,6 +43,8 @@ class Description:
             raise UserError(f"{path} doesn't say what it was trained for; expected a file that `pyramidvit export` wrote.")
         try:
             values: dict[str, Any] = json.loads(text)
+            if not isinstance(values, dict):
+                raise ValueError("it is no JSON object")
             if values["format"] > FORMAT:
                 raise UserError(
                     f"{path} was exported by a newer version ({values['versions']['pyramidvit']}): update pyramidvit to use it."
@@ -54,7 +56,8 @@ class Description:
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{path} holds a description of itself that this version can't read ({error}); export it anew.") from None
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise UserError(f"{path} holds a description of itself that this version can't read ({why}); export it anew.") from None
 
 
 def digest(model: nn.Module) -> str:

@@ -121,6 +121,8 @@ def check_path(path: Path, format: Format) -> None:
         raise UserError(f"Files of the format {format} end in {SUFFIXES[format]}, got {path.name}: name it {right}.")
     if not path.parent.is_dir():
         raise UserError(f"Can't write {path}: the folder {path.parent} does not exist. Make it first.")
+    if path.is_dir():
+        raise UserError(f"Can't write {path}: it is a folder. Choose another name.")
 
 
 def _smaller(folder: Path, full: Path, format: Format, description: Description, calibration: Iterable[Batch]) -> tuple[Path, Exported]:
@@ -160,4 +162,8 @@ def _keep(file: Path, path: Path, format: Format) -> None:
     for part, target in zip(_files(file, format), _files(path, format), strict=True):
         temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{target.name}")
         os.replace(part, temp)
-        give_name(temp, target)
+        try:
+            give_name(temp, target)
+        except OSError:
+            temp.unlink(missing_ok=True)
+            raise

@@ -92,8 +92,8 @@ CLIPS = MViTConfig()
 CLIPS_V2 = replace(CLIPS, v2=True, widen_in_attention=True)
 PICTURES = MViTConfig((224, 224), patch=(7, 7), patch_stride=(4, 4), pool=(3, 3), kv_stride=(4, 4), drop_path_rate=0.1, embed_dropout=0.0)
 PICTURES_V2 = replace(PICTURES, v2=True, widen_in_attention=True, class_token=False)
-MINI = replace(
-    CLIPS_V2, size=(8, 64, 64), depths=(1, 1, 1), width=48, patch=(3, 8, 8), patch_stride=(2, 8, 8), kv_stride=(1, 2, 2), class_token=False,
+MINI = replace(  # the three stages of MViT small
+    CLIPS, size=(8, 64, 64), depths=(1, 1, 1), width=48, patch=(3, 8, 8), patch_stride=(2, 8, 8), kv_stride=(1, 2, 2), class_token=False,
     drop_path_rate=0.0, embed_dropout=0.0,
 )  # fmt: skip
 
@@ -103,6 +103,7 @@ VARIANTS = {
     "mvit_base_64x3": replace(CLIPS, size=(64, 224, 224)),
     "mvit_base24_32x3": replace(CLIPS, size=(32, 224, 224), depths=(2, 3, 16, 3), pool=None, drop_path_rate=0.3),
     "mvit_small_16x4": replace(CLIPS, depths=(3, 7, 6), width=128, patch=(3, 8, 8), patch_stride=(2, 8, 8), kv_stride=(1, 4, 4)),
+    "mvit_mini_8x2": MINI,
     "mvit_base16": PICTURES,
     "mvit_base24": replace(PICTURES, depths=(2, 3, 16, 3), drop_path_rate=0.3),
     "mvit_base24_wide_320": replace(PICTURES, size=(320, 320), depths=(2, 3, 16, 3), width=112, drop_path_rate=0.3),
@@ -113,10 +114,9 @@ VARIANTS = {
     "mvitv2_small_16x4": CLIPS_V2,
     "mvitv2_base_32x3": replace(CLIPS_V2, size=(32, 224, 224), depths=(2, 3, 16, 3), drop_path_rate=0.3),
     "mvitv2_large_40x3": replace(CLIPS_V2, size=(40, 312, 312), depths=(2, 6, 36, 4), width=144, heads=2, drop_path_rate=0.75),
-    "mvitv2_mini_8x2": MINI,
 }
 """MViT small has never been released: its paper gives blocks, channels and patches; one head and the stride of keys are inferred.
-MViT v2 mini is ours, for CPUs and small clips, with three stages and patches as in MViT small."""
+MViT mini is ours, for CPUs and small clips."""
 
 
 class Block(nn.Module):

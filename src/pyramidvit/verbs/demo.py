@@ -101,7 +101,7 @@ DEMOS: dict[TaskName, Demo] = {
         6000,
         RunConfig(
             task="video",
-            model=ModelConfig(name="mvitv2_mini_8x2", drop_path_rate=0.0),
+            model=ModelConfig(name="mvit_mini_8x2", drop_path_rate=0.0),
             clip=ClipConfig(frames=8, stride=2, fps=10),  # all of a clip: 16 frames at 10 per second
             augment=AugmentConfig(
                 size=(64, 64),
