@@ -97,7 +97,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def give_name(temp: Path, path: Path) -> None:
-    """Durably put a finished file, which lies in the same folder, in the place of ``path``. OSError when that fails."""
+    """Durably put a finished file, which lies in the same folder or one below, in the place of ``path``. OSError when that fails."""
     with temp.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(temp, path)

@@ -160,10 +160,4 @@ def _files(path: Path, format: Format) -> list[Path]:
 
 def _keep(file: Path, path: Path, format: Format) -> None:
     for part, target in zip(_files(file, format), _files(path, format), strict=True):
-        temp = path.with_name(f"{TEMP_PREFIX}{os.getpid()}-{target.name}")
-        os.replace(part, temp)
-        try:
-            give_name(temp, target)
-        except OSError:
-            temp.unlink(missing_ok=True)
-            raise
+        give_name(part, target)
