@@ -3,8 +3,8 @@
 The published heads over a backbone with random weights, batch 1. Before: decode, resize, normalise. After: choosing boxes, dropping
 doubles, pasting masks or enlarging a label map, and the JSON of the result; drawing is left out. RoIAlign and the heads of Mask R-CNN's
 second stage count as network. Random weights find nothing sensible, so the score threshold is set low enough for 100 objects to come out,
-and the mask of each is an ellipse in its box, whatever the head said: noise would have more runs than objects have. A number is the median
-over turns. Run on a quiet machine:
+the mask of each is an ellipse in its box, and the class logits are those of some 60 regions, whatever the heads said: noise would have more
+runs and borders than pictures have (``--noise`` leaves them). A number is the median over turns. Run on a quiet machine:
 
     GOMP_SPINCOUNT=2000 python benchmarks/dense_overhead.py --turns 15 --out benchmarks/results/dense_overhead.json
 """
@@ -22,12 +22,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from pyramidvit.config import RunConfig
 from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.data.loader import collate
 from pyramidvit.models import mask_rcnn
+from pyramidvit.models.semantic_fpn import SemanticFPNOutputs
 from pyramidvit.tasks.table import TASKS
 
 CLASSES = {"detect": 80, "instances": 80, "segment": 150}
@@ -55,7 +57,7 @@ class Stopwatch:
 class Pipeline:
     """File → text, as `pyramidvit predict --json` does it, with the seconds before, in and behind the network."""
 
-    def __init__(self, name: str, model: str, size: int) -> None:
+    def __init__(self, name: str, model: str, size: int, *, noise: bool) -> None:
         dense = {"resize": "fixed", "input_size": (size, size)}
         config = RunConfig.model_validate({"task": name, "model": {"name": model}, "dense": dense, "loop": {"device": "cpu"}})
         kind: Any = TASKS[name]
@@ -64,6 +66,7 @@ class Pipeline:
         torch.manual_seed(0)
         self.model: Any = self.task.model().eval()
         self.inside = Stopwatch()
+        self.noise = noise
         if name == "instances":
             self._watch_second_stage()
 
@@ -71,7 +74,7 @@ class Pipeline:
         heads = self.model.roi_heads
         heads.box.forward = self.inside.around(heads.box.forward)
         mask = self.inside.around(heads.mask.forward)
-        heads.mask.forward = lambda regions, labels: ellipses(mask(regions, labels))
+        heads.mask.forward = mask if self.noise else lambda regions, labels: ellipses(mask(regions, labels))
         mask_rcnn.pool_regions = self.inside.around(mask_rcnn.pool_regions)
 
     @torch.inference_mode()
@@ -83,10 +86,13 @@ class Pipeline:
         times.append(time.perf_counter())
         outputs = self.model(batch.images)
         times.append(time.perf_counter())
+        if isinstance(outputs, SemanticFPNOutputs) and not self.noise:
+            outputs = outputs._replace(logits=in_regions(outputs.logits))
+        times.append(time.perf_counter())
         answer = self.task.predict(outputs, batch)[0].to_json()
         json.dumps(answer)
         times.append(time.perf_counter())
-        before, network, after = (end - start for start, end in pairwise(times))
+        before, network, _, after = (end - start for start, end in pairwise(times))
         network, after = network + self.inside.seconds, after - self.inside.seconds
         return {
             "before": before,
@@ -111,6 +117,17 @@ def ellipses(logits: torch.Tensor) -> torch.Tensor:
     return (8 * (1 - place[:, None].square() - place.square())).expand(logits.shape)
 
 
+def in_regions(logits: torch.Tensor, count: int = 60) -> torch.Tensor:
+    """As many logits, in which the class of the nearest of some random places leads, and shares its borders."""
+    generator = torch.Generator().manual_seed(0)
+    _, K, height, width = logits.shape
+    places = torch.rand(count, 2, generator=generator) * torch.tensor([height, width])
+    cells = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float()
+    classes = torch.randint(K, (count,), generator=generator)[torch.cdist(cells, places).argmin(1)].view(height, width)
+    leading = F.one_hot(classes, K).permute(2, 0, 1)[None].float()
+    return logits / logits.std() + 8 * F.avg_pool2d(leading, 3, stride=1, padding=1)
+
+
 def write_photo(path: Path, side: int) -> None:
     """A JPEG file of smooth colours with some grain, about as hard to decode as a photo."""
     generator = np.random.default_rng(0)
@@ -119,9 +136,9 @@ def write_photo(path: Path, side: int) -> None:
     Image.fromarray((np.asarray(colours) + grain).clip(0, 255).astype(np.uint8)).save(path, quality=92)
 
 
-def measure(name: str, model: str, size: int, photo: Path, turns: int) -> dict[str, Any]:
+def measure(name: str, model: str, size: int, photo: Path, turns: int, *, noise: bool) -> dict[str, Any]:
     """One row: medians in milliseconds."""
-    pipeline = Pipeline(name, model, size)
+    pipeline = Pipeline(name, model, size, noise=noise)
     if name != "segment":
         pipeline.find_objects(photo)
     for _ in range(WARM_UP):
@@ -140,6 +157,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=800, help="sides of the picture")
     parser.add_argument("--photo", type=Path, help="a picture to look at; a generated one if not given")
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--noise", action="store_true", help="leave what random weights say of masks and classes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     keep_freed_memory()
@@ -147,8 +165,14 @@ def main() -> None:
         photo = options.photo or Path(folder) / "photo.jpg"
         if options.photo is None:
             write_photo(photo, options.side)
-        rows = [measure(name, options.model, options.size, photo, options.turns) for name in options.tasks]
-    about = {"model": options.model, "size": options.size, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        rows = [measure(name, options.model, options.size, photo, options.turns, noise=options.noise) for name in options.tasks]
+    about = {
+        "model": options.model,
+        "noise": options.noise,
+        "size": options.size,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     text = json.dumps(about | {"rows": rows}, indent=1)
     print(text)
     if options.out:

@@ -297,7 +297,7 @@ def test_a_bad_file_stops_training_with_its_name_or_is_left_out_and_counted(pict
     assert run("train", bad, "--runs", tmp_path, "--name", "skip", "--epochs", 1, *flags, *QUICK) == 0
     folder = tmp_path / "classify" / "skip"
     assert "cut.png" in (folder / "log.txt").read_text()
-    assert "1 times a picture was left out in training" in (folder / "report.html").read_text().replace("\n", " ")
+    assert "1 times one of the pictures was left out in training" in (folder / "report.html").read_text().replace("\n", " ")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,14 +190,17 @@ def test_one_line_of_python_predicts(trained: Path, tmp_path: Path):
         (["-m", "pvt_v2_b0"], "takes pictures, and the data are clips: choose --model mvit_base_16x4"),
         (["-m", "timm/resnet18"], "takes pictures"),
         (["--reader", "torchcodec", "--short-side", "32"], "torchcodec"),
+        (["--reader", "torchcodec"], "pip install 'pyramidvit[torchcodec]'"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_is_written(clips: Path, tmp_path: Path, capsys, flags, message):
+def test_what_cannot_work_is_said_before_anything_is_written(clips: Path, tmp_path: Path, capsys, monkeypatch, flags, message):
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     if "timm/resnet18" in flags:
         pytest.importorskip("timm")
-    assert run("train", clips, "--runs", tmp_path / "runs", *QUICK, *flags) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "runs").exists()
+    for dry in ([], ["--dry-run"]):
+        assert run("train", clips, "--runs", tmp_path / "runs", *QUICK, *flags, *dry) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "runs").exists()
 
 
 def test_a_plan_of_clips_without_data(capsys):

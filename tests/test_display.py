@@ -37,7 +37,7 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, terminal: bool, eve
 def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, _ = show(tmp_path, monkeypatch, terminal=True, every=0.0)
     assert "epoch 2.00  loss 1.2500  lr 1.00e-03" in text
-    assert "images/s" in text
+    assert "samples/s" in text
     assert "10/10" in text
     assert "left" in text
     assert "epoch 2/2" in text

@@ -206,7 +206,7 @@ def test_it_learns_and_writes_what_a_run_folder_holds(straight: Path) -> None:
     assert tensors.keys() == TinyNet(True).state_dict().keys()
     log = (straight / "log.txt").read_text()
     assert "0.05 at 8 samples, a step has 8 (4 per batch x 2 accumulated x 1 processes), so the peak is 0.05." in log  # PB-72
-    assert log.count("images/s") >= 4
+    assert log.count("samples/s") >= 4
 
 
 @pytest.mark.slow

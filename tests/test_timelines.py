@@ -123,7 +123,7 @@ def test_impossible_windows_are_never_taken_for_the_usual_ones(traffic_light: Pa
 
 @pytest.mark.parametrize("hop", [1e-6, 1e-320])
 def test_a_tiny_hop_is_refused_before_memory_is_full(traffic_light: Path, hop):
-    with pytest.raises(UserError, match=r"more than 1,000,000 windows in the 10 s of .*light.mp4: take one of at least 8e-06 s"):
+    with pytest.raises(UserError, match=r"more than 1,000,000 windows in the 10.0 s of .*light.mp4: take one of at least 8e-06 s"):
         timeline(predictor(), traffic_light, window=2, hop=hop)
 
 

@@ -4,8 +4,10 @@
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from pydantic import ValidationError
@@ -43,6 +45,7 @@ for verb, (file, summary) in VERBS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and leave with its exit code."""
+    signal.signal(signal.SIGTERM, stop)
     limit_spinning()
     keep_freed_memory()
     errors = Console(stderr=True, highlight=False)
@@ -58,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     sys.exit(code or 0)
+
+
+def stop(number: int, _: object) -> NoReturn:
+    """Leave as Ctrl-C does, so that unfinished files are removed on the way out. Trainings stop in a way of their own, see `runtime`."""
+    raise SystemExit(128 + number)
 
 
 def complain(console: Console, message: str) -> int:

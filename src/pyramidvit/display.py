@@ -82,18 +82,18 @@ class Display:
             return
         self.shown = now
         value, speed = loss(), self.samples_per_second
-        text = f"epoch {epoch:.2f}  loss {value:.4f}  lr {lr:.2e}  {speed:.1f} images/s"
+        text = f"epoch {epoch:.2f}  loss {value:.4f}  lr {lr:.2e}  {speed:.1f} samples/s"
         self.bar.update(self.row, completed=step, description=text)
         if not self.console.is_terminal and step < self.total_steps:
             left = (self.total_steps - step) * (now - self.started) / max(1, step - self.first_step)
             self.say(f"step {step}/{self.total_steps}  {text}  {duration(left)} left")
-        self.numbers(step, {"loss": value, "lr": lr, "images_per_second": speed}, "step")
+        self.numbers(step, {"loss": value, "lr": lr, "samples_per_second": speed}, "step")
 
     def epoch(self, row: Mapping[str, Any], epochs: int, is_best: bool) -> None:
         """After every epoch, with its row of metrics.csv."""
         values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
         text = "  ".join(f"{name} {value:.2e}" if name == "lr" else f"{name} {value:.4f}" for name, value in values.items())
-        took = f"{self.samples_per_second:.1f} images/s  {duration(time.perf_counter() - self.started)}"
+        took = f"{self.samples_per_second:.1f} samples/s  {duration(time.perf_counter() - self.started)}"
         self.say(f"epoch {row['epoch']}/{epochs}  {text}  {took}{'  best so far' if is_best else ''}")
         self.numbers(row["step"], values, "epoch")
 

@@ -1,4 +1,4 @@
-"""What a run would do, found out without doing it: no memory, no data read, nothing written."""
+"""What a run would do, found out without doing it: no memory, nothing written."""
 
 from typing import Any
 

@@ -242,4 +242,7 @@ def make_folder(path: Path) -> None:
 def _no_weights(path: Path, file: Path) -> str:
     if path.is_dir():
         return f"{path} holds no weights yet: its training has not finished an epoch. Go on with `pyramidvit train --resume {path}`."
-    return f"There is no file {file}. Expected a run folder, a .safetensors file that `pyramidvit train` wrote, or an exported file."
+    return (
+        f"There is no run or file {file}. Expected a run folder, a .safetensors file that `pyramidvit train` wrote, published weights "
+        "such as pvt_v2_b2.in1k, or, to predict and evaluate, an exported file."
+    )

@@ -46,7 +46,7 @@ def timeline(predictor: Predictor, path: str | Path, *, window: float | None = N
         raise UserError(f"A timeline needs a window{least} and a hop, both above 0 seconds; got {window:g} and {hop:g}.")
     duration = max(info.duration, 1 / info.fps)
     if (duration - window) / hop > _MOST_WINDOWS:
-        most = f"more than {_MOST_WINDOWS:,} windows in the {duration:.0f} s of {path}"
+        most = f"more than {_MOST_WINDOWS:,} windows in the {duration:.1f} s of {path}"
         raise UserError(f"A hop of {hop:g} s gives {most}: take one of at least {(duration - window) / _MOST_WINDOWS:.2g} s.")
     starts = window_starts(duration, window, hop)
     clips = 1 if length is None else math.ceil(window / length - 1e-3)

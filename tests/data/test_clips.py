@@ -107,6 +107,9 @@ def test_wrong_lines_are_named_by_number(tmp_path: Path) -> None:
     assert "line 5: a.mp4 is already in line 2" in text
     assert "line 6: expected a path and a label" in text
     assert "line 7" in text
+    table.write_text("a.mp4 1\nb.mp4 -1\n")
+    with pytest.raises(UserError, match="line 2: labels that are numbers count from 0, got -1"):
+        read_clip_data(table)
     table.write_text("\n")
     with pytest.raises(UserError, match="no rows"):
         read_clip_data(table)
@@ -205,6 +208,9 @@ def test_folders_of_pictures_are_not_taken_for_clips(tmp_path: Path) -> None:
     assert not is_clip_data(tmp_path / "pictures.csv")
     with pytest.raises(UserError, match="Did you mean clips"):
         read_clip_data(tmp_path / "clip")
+    (files(tmp_path / "flat", "a.mp4") / "list.csv").write_text("a.mp4,run\n")
+    with pytest.raises(UserError, match=r"no class folders.*If .*list\.csv says what they show, give it instead"):
+        read_clip_data(tmp_path / "flat")
 
 
 @pytest.mark.parametrize("clips", [1, 3])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pyramidvit.data.motion import write_video
 from pyramidvit.data.stream import FORMATS, Stream
@@ -226,6 +227,8 @@ def test_whatever_bytes_are_damaged_there_are_frames_or_a_named_error(tmp_path: 
         (lambda path: path.touch(), "empty"),
         (lambda path: path.mkdir(), "folder"),
         (lambda path: path.write_text("no video"), "Invalid data"),
+        (lambda path: Image.new("RGB", (40, 40)).save(path, "JPEG"), r"it is a still picture \(JPEG\)"),
+        (lambda path: Image.new("RGB", (40, 40)).save(path, "PNG"), r"it is a still picture \(PNG\)"),
         (lambda path: path.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n/etc/hostname\n#EXT-X-ENDLIST\n"), "Invalid"),
         (lambda path: path.write_text("ffconcat version 1.0\nfile constant.mp4\n"), "Invalid"),
     ],

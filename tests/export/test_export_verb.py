@@ -1,7 +1,12 @@
 """`export` and `--backend` on the command line: a run, its exports, and what fewer bits cost."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +113,34 @@ def test_a_harmful_loss_of_bits_keeps_no_file(
     assert run("export", trained, "--fp16", "--out", tmp_path / "model.onnx", "--force") == 0
     assert "90.0% → 85.0% on 16 samples" in capsys.readouterr().out
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The command line's own handler of signals goes again."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("quick", "handlers")
+def test_a_stopped_export_leaves_nothing(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM in the middle; what SIGKILL left is removed by a later export once it is old, that of a living process never."""
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "write_onnx", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        assert run("export", trained, "--out", tmp_path / "model.onnx") == 128 + signal.SIGTERM
+    assert [*tmp_path.iterdir()] == []
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    old, fresh, ours = (tmp_path / f"{write.WORKSHOP}{name}" for name in (f"{gone}-a", f"{gone}-b", f"{os.getpid()}-c"))
+    for folder in (old, fresh, ours):
+        folder.mkdir()
+        (folder / "half.onnx").write_text("half")
+    for folder in (old, ours):
+        os.utime(folder, (0, 0))
+    assert run("export", trained, "--out", tmp_path / "model.onnx") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([fresh.name, ours.name, "model.onnx"])
 
 
 def test_mistakes_are_told(trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,8 +131,10 @@ def test_openvino_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_programs_that_could_run_code(tmp_path: Path, member: str, content: bytes, message: str) -> None:
     buffer = io.BytesIO()
+    members = {"archive_format": b"pt2", "models/model.json": b"{}"} | {member: content}
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr(f"model/{member}", content)
+        for name, data in members.items():
+            archive.writestr(f"model/{name}", data)
     (tmp_path / "model.pt2").write_bytes(buffer.getvalue())
     with pytest.raises(BadFileError, match=message):
         check_program(tmp_path / "model.pt2")
@@ -142,3 +144,7 @@ def test_programs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"\x80\x04.")
     with pytest.raises(BadFileError, match="no program"):
         check_program(tmp_path / "model.pt2")
+    with zipfile.ZipFile(tmp_path / "photos.pt2", "w") as archive:
+        archive.writestr("photos/a.txt", "hello")
+    with pytest.raises(BadFileError, match="no program of torch: it has no archive_format"):
+        check_program(tmp_path / "photos.pt2")

@@ -23,14 +23,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pyramidvit.data.folders import SUFFIXES, VAL_NAMES, ClassData, Named, assemble, class_folders
+from pyramidvit.data.folders import LISTS, SUFFIXES, VAL_NAMES, ClassData, Named, assemble, class_folders
 from pyramidvit.data.listing import did_you_mean, entries_of, first_of, inside, read_text
 from pyramidvit.errors import UserError
 
 _VIDEO_TEXT = ".mp4 .mkv .webm .avi .mov .m4v .mpg .mpeg .ts .mts .m2ts .flv .wmv .asf .3gp .ogv .gif .mxf .dv .nut .vob"
 VIDEO_SUFFIXES = frozenset(_VIDEO_TEXT.split())
 """Names that are taken for videos; what they hold is found out when they are read."""
-_LISTS = (".csv", ".txt", ".tsv", ".list", ".lst", ".json")
 _NAMES = ("classes.txt", "labels.txt", "labels.json")
 _SEPARATORS = ("\t", ";", ",", " ")
 _PATH_HEADS = ("path", "file", "filename", "file_name", "video", "video_path", "clip", "id", "video_id")
@@ -93,7 +92,7 @@ def find_clips(folder: Path) -> list[Path]:
 def _lists(root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for split, names in (("train", ("train",)), ("val", VAL_NAMES)):
-        path = next((path for suffix in _LISTS if (path := first_of(root, names, suffix))), None)
+        path = next((path for suffix in LISTS if (path := first_of(root, names, suffix))), None)
         if path is not None:
             found[split] = path
     return found
@@ -126,6 +125,8 @@ def _read_list(table: Path, base: Path) -> list[tuple[_Row, Path]]:
         path = _clip_at(row.path, table.parent, base)
         if not row.path or not row.label:
             problems.append(f"{row.where}: expected a path and a label, got {(row.path or row.label)!r}")
+        elif re.fullmatch(r"-\d+", row.label):
+            problems.append(f"{row.where}: labels that are numbers count from 0, got {row.label}: leave out clips without a label")
         elif _NUMBERS.fullmatch(row.label):
             problems.append(f"{row.where}: expected one label behind the path, got the numbers {row.label!r}: leave out counts of frames")
         elif path is None:

@@ -23,6 +23,8 @@ _SUFFIX_TEXT = ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .avif .avifs .gif .t
 SUFFIXES = frozenset([*_SUFFIX_TEXT.split(), ".heic", ".heif"])
 """Names that are taken for pictures; HEIC can't be read, but leaving it out without a word would be worse than saying so."""
 VAL_NAMES = ("val", "valid", "validation", "test")
+LISTS = (".csv", ".txt", ".tsv", ".list", ".lst", ".json")
+"""Names that are taken for lists of paths and labels; pictures have them as CSV only."""
 _PATH_HEADS = ("path", "file", "filename", "file_name", "image")
 _LABEL_HEADS = ("label", "class", "class_name", "category")
 
@@ -64,7 +66,7 @@ class ClassData:
     def remarks(self) -> tuple[str, ...]:
         """What was left out."""
         names = ", ".join(relative(path, self.root) for path in self.ignored[:10])
-        return (f"Left out, hidden or not pictures: {names}{' …' if len(self.ignored) > 10 else ''}",) if names else ()
+        return (f"Left out, hidden or of another kind: {names}{' …' if len(self.ignored) > 10 else ''}",) if names else ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with paths relative to ``root``, which is the one absolute path."""
@@ -178,7 +180,11 @@ def class_folders(
     for split, folder in split_folders.items():
         below, loose = entries_of(folder, ignored if folder != root else [])
         if not below and any(map(fits, loose)):
-            raise UserError(f"{folder} holds {noun} but no class folders; move the {noun} of each class into a folder named after it.")
+            lists = [file for file in loose if file.suffix.lower() in LISTS]
+            hint = f" If {lists[0]} says what they show, give it instead of the folder." if lists else ""
+            raise UserError(
+                f"{folder} holds {noun} but no class folders; move the {noun} of each class into a folder named after it.{hint}"
+            )
         ignored += loose
         named[split] = [Named(path, one.name) for one in below for path in find(one, ignored)]
         if split == "train":

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pyramidvit.data.image import inspect_image
 from pyramidvit.errors import BadFileError, UserError
 
 if TYPE_CHECKING:
@@ -96,8 +97,18 @@ def open_stream(path: str | Path, options: VideoOptions) -> "Iterator[Stream]":
     except av.error.ExitError:  # waiting for the disk took too long
         raise VideoError(path, f"reading took longer than {options.time_limit:g} s, and was stopped.") from None
     except (av.error.FFmpegError, OSError) as error:
+        if stream is None and (kind := _still(path)):
+            raise VideoError(path, f"it is a still picture ({kind}); a clip is a video, or a folder of numbered pictures.") from None
         where = "" if stream is None or stream.at is None else f" after {stream.at:.2f} s"
         raise VideoError(path, f"{error.strerror or error}{where} (PyAV {av.__version__}, {type(error).__name__}).") from error
+
+
+def _still(path: str | Path) -> str | None:
+    """The format of a picture, None for any other file."""
+    try:
+        return inspect_image(path).format
+    except BadFileError:
+        return None
 
 
 class Stream:

@@ -24,6 +24,8 @@ OPERATORS = re.compile(
     r"|torch\.sym_(max|min|not|ite|float|int|sum)|math\.(ceil|floor|trunc)"
 )
 """What a program of torch may call."""
+PROGRAM = frozenset({"archive_format", "models/model.json"})
+"""What every program of torch holds."""
 EXPRESSION = re.compile(
     r"(?:Symbol\('[suz]f?\d+'|Integer|Rational|Float\('[-\d.e+]+'|precision=|Add|Mul|Pow|Max|Min|Mod|PythonMod|FloorDiv|CleanDiv|IntTrueDiv"
     r"|FloatTrueDiv|CeilToInt|FloorToInt|TruncToInt|TruncToFloat|ToFloat|RoundToInt|Equality|Unequality|GreaterThan|LessThan|StrictGreaterThan"
@@ -73,6 +75,11 @@ def check_program(path: Path) -> None:
     if not zipfile.is_zipfile(path):
         raise BadFileError(path, "it is damaged or no program of torch.")
     with zipfile.ZipFile(path) as archive:
+        names = {name.partition("/")[2] for name in archive.namelist()}
+        if missing := PROGRAM - names:
+            raise BadFileError(
+                path, f"it is no program of torch: it has no {min(missing)}; expected a file that `pyramidvit export` wrote."
+            )
         for member in archive.infolist():
             _, _, name = member.filename.partition("/")
             if name.startswith(("data/sample_inputs/", "data/aotinductor/", "data/executorch/")) and member.file_size:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,9 @@ from pyramidvit.types import Batch
 from pyramidvit.weights import WeightsMeta
 
 Precision = Literal["fp32", "fp16", "int8"]
+WORKSHOP = f"{TEMP_PREFIX}export-"
+"""Starts the name of the folder in which an export is made, the number of its process follows."""
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,10 @@ def _smaller(folder: Path, full: Path, format: Format, description: Description,
 
 @contextmanager
 def _workshop(path: Path) -> Iterator[Path]:
-    """A folder beside the file to come, which goes again whatever happens."""
+    """A folder beside the file to come, which goes again whatever happens; one that a kill left goes with the next export."""
+    _sweep(path.parent)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{TEMP_PREFIX}{os.getpid()}-", dir=path.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f"{WORKSHOP}{os.getpid()}-", dir=path.parent))
     except OSError as error:
         raise UserError(f"Can't write {path}: {error.strerror}. Choose another folder.") from None
     try:
@@ -151,6 +155,27 @@ def _workshop(path: Path) -> Iterator[Path]:
         raise UserError(f"Can't write {path}: {error.strerror or error}. Free some space or choose another folder.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the workshops that a kill left: the process is gone, and, as it may be on another machine, nothing was new for an hour."""
+    for left in folder.glob(f"{WORKSHOP}*"):
+        with suppress(OSError):  # it is somebody else's, or they are removing it too
+            if time.time() - left.stat().st_mtime > HOUR and not _runs(left.name.removeprefix(WORKSHOP).partition("-")[0]):
+                shutil.rmtree(left)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process may be running; always elsewhere than on POSIX systems, where asking would end it."""
+    if os.name != "posix" or not process.isdigit():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _files(path: Path, format: Format) -> list[Path]:

@@ -108,6 +108,8 @@ class Task(Protocol):
     name: str
     title: str
     """The task in two words, as a report names it."""
+    things: str
+    """What it looks at, as messages name it: pictures or clips."""
     config: RunConfig
     classes: tuple[str, ...]
     preprocess: Preprocess

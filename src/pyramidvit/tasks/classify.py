@@ -31,8 +31,6 @@ class ClassifyTask(PictureTask):
     name = "classify"
     title = "Image classification"
     head = "head."
-    things = "pictures"
-    """What reports count."""
 
     def __init__(self, config: RunConfig, classes: Sequence[str], data: ClassData | None = None) -> None:
         super().__init__(config, classes, data)

@@ -27,6 +27,7 @@ class PictureTask:
 
     name: ClassVar[str]
     title: ClassVar[str]
+    things = "pictures"
     head: ClassVar[str]
     """Key of its last layers, which are left out of weights made for other classes."""
 

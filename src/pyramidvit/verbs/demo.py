@@ -18,7 +18,7 @@ from pyramidvit.engine import evaluate, train
 from pyramidvit.metrics import ClassificationResult
 from pyramidvit.predict import load
 from pyramidvit.runs import RunFolder
-from pyramidvit.tasks.table import build_task
+from pyramidvit.tasks.table import TASKS, build_task
 from pyramidvit.tasks.video import VideoTask
 from pyramidvit.types import Section, Table
 from pyramidvit.verbs import AT_LEAST_1, Seed
@@ -145,8 +145,7 @@ def demo(
     loop = chosen.settings.loop.model_copy(update={"seed": seed, "epochs": epochs or chosen.settings.loop.epochs})
     config = chosen.settings.model_copy(update={"loop": loop})
     run = RunFolder.create(runs, config.task, model="demo")
-    things = "clips" if task == "video" else "pictures"
-    console.print(f"Drawing {count} {things} of {chosen.classes} classes to train on, and {count // 8} held out")
+    console.print(f"Drawing {count} {TASKS[task].things} of {chosen.classes} classes to train on, and {count // 8} held out")
     chosen.write(run.path / "data", train=count, val=count // 8, size=chosen.size, seed=seed)
     learned = build_task(config, run.path / "data")
     start_run(run, learned, {}, console)

@@ -73,11 +73,11 @@ def evaluate(
         print_json(measured.to_json() | {"data": str(found.root), "split": chosen} | ({"remarks": [*remarks]} if remarks else {}))
         return 0
     console = Console(highlight=False)
-    console.print(*remarks, f"{len(items)} pictures, {chosen} of {found.root}", sep="\n", markup=False)
+    console.print(*remarks, f"{len(items)} {task.things}, {chosen} of {found.root}", sep="\n", markup=False)
     print_result(console, measured)
     notes = [f"Measured on {chosen} of {found.root}."]
     if trained := _trained_on(folder, task, items):
-        notes.append(f"{trained} of these pictures were trained on, so new ones will do worse.")
+        notes.append(f"{trained} of these {task.things} were trained on, so new ones will do worse.")
         console.print(notes[-1])
     target = (folder.path / "evaluations" if folder else Path("evaluations")) / f"{found.root.name or 'data'}-{chosen}"
     make_folder(target)
@@ -101,7 +101,7 @@ def evaluation_data(
     found, chosen = _data_and_split(folder, task, data, split)
     items = (*found.splits["train"], *found.splits["val"]) if chosen == "all" else tuple(found.splits[chosen])
     if not items:
-        raise UserError(f"{found.root} has no pictures in its {chosen} split; choose another one with --split.")
+        raise UserError(f"{found.root} has no {task.things} in its {chosen} split; choose another one with --split.")
     return found, chosen, items
 
 

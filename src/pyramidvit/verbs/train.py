@@ -1,5 +1,6 @@
 """`pyramidvit train`: from a folder of pictures to a run folder."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from pyramidvit.config.presets import SMALL
 from pyramidvit.data.findings import split_findings
 from pyramidvit.engine import TrainResult, evaluate
 from pyramidvit.engine import train as train_task
-from pyramidvit.errors import UserError
+from pyramidvit.errors import BadFileError, UserError
 from pyramidvit.plan import plan_run
 from pyramidvit.runs import RunFolder
 from pyramidvit.runtime import make_accelerator
@@ -93,6 +94,7 @@ def settle(settings: RunConfig | None, file: Path | None, preset: Preset | None,
 def _show_plan(config: RunConfig, data: Path | None, console: Console) -> int:
     """Print what a run would do; without data, for as many classes as ImageNet has."""
     task: Task = TASKS[config.task](config, [f"class {i}" for i in range(ASSUMED_CLASSES)]) if data is None else build_task(config, data)
+    read_one(task)
     table, notes = plan_run(task, config, None if task.data is None else len(task.data.splits["train"]))
     console.print(table)
     for note in notes:
@@ -105,15 +107,23 @@ def check_settings(task: Task, console: Console) -> None:
     """Find out what can't work before anything is written: network, weights, device, data."""
     if task.data is None:
         raise ValueError("A training needs a task with data.")
-    for finding in split_findings(task.data.splits):
+    for finding in split_findings(task.data.splits, task.things):
         if finding.level == "error":
             raise UserError(finding.message)
         console.print(f"{finding.level}: {finding.message}", markup=False)
+    read_one(task)
     make_accelerator(task.config.loop.device, task.config.loop.precision)
     model: Any = task.model()
     model.backbone.check_size(task.preprocess.size)
     if task.load_report is not None:
         console.print(f"{task.config.model.weights}: {task.load_report}", markup=False)
+
+
+def read_one(task: Task) -> None:
+    """Read the first training sample, so that a missing package or settings that don't fit the files are said now."""
+    if task.data is not None and task.data.splits["train"]:
+        with contextlib.suppress(BadFileError):  # what becomes of a bad file is for training to decide
+            task.read(task.data.splits["train"][0].path)
 
 
 def _continue(run: RunFolder, settings: RunConfig | None, moved: Path | None, console: Console) -> int:
@@ -165,19 +175,19 @@ def finish_run(
     for example in examples:
         path = Path(example.prediction.path)
         example.save(run.predictions / f"{path.parent.name}-{path.stem}.png")
-    notes = _notes(result, data)
+    notes = _notes(result, data, task.things)
     report = write_run_report(run, run.path, measured, config=config, sources=sources, notes=notes, examples=examples, sections=sections)
     console.print(f"Report: {report}")
 
 
-def _notes(result: TrainResult, data: Data) -> tuple[str, ...]:
+def _notes(result: TrainResult, data: Data, things: str) -> tuple[str, ...]:
     notes = [f"{result.steps} steps in {result.epochs} epochs, {result.samples_per_second:.1f} samples per second."]
     if data.made_split:
         notes.append("The data had no validation split; one was drawn from it, the same share of every class (see data.json).")
     if result.stopped_early:
         notes.append("Training ended early: the headline number had stopped improving.")
     for count, what in (
-        (result.skipped, "times a picture was left out in training, since its file could not be read (log.txt names them)"),
+        (result.skipped, f"times one of the {things} was left out in training, since its file could not be read (log.txt names them)"),
         (result.nonfinite, "steps were left out, since the loss was not finite"),
         (result.overflows, "steps were left out, since a gradient left the range of fp16"),
     ):
