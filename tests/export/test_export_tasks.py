@@ -17,7 +17,7 @@ from pyramidvit.export.detectors import find_boxes, find_masks, propose
 from pyramidvit.export.exported import Exported, load_exported
 from pyramidvit.export.suppress import suppress
 from pyramidvit.export.verify import compare, reference, settled
-from pyramidvit.models import mask_rcnn, retinanet
+from pyramidvit.models import BACKBONES, mask_rcnn, retinanet
 from pyramidvit.models.box_coder import decode, shifted
 from pyramidvit.models.found import Found
 from pyramidvit.models.pvt_v2 import average_to
@@ -184,6 +184,17 @@ def test_tasks_and_networks_as_files(task: str, name: str, format: str, tmp_path
     assert report.largest < 1e-4
     assert report.size is None
     assert len(report.differences) == 3
+
+
+@pytest.mark.slow
+def test_relative_positions_of_clips_as_openvino(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices computed in floats made OpenVINO rewrite their graph without end; whole numbers don't."""
+    pytest.importorskip("openvino")
+    kind, config = BACKBONES["mvit_mini_8x2"]
+    monkeypatch.setitem(BACKBONES, "mvit_mini_8x2", (kind, replace(config, v2=True, widen_in_attention=True)))
+    report = predictor("video", "mvit_mini_8x2").export(tmp_path / "model.xml")
+    assert report.largest is not None
+    assert report.largest < 1e-5
 
 
 @pytest.mark.slow

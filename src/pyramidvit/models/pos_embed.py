@@ -26,17 +26,10 @@ def relative_table(table: Float[Tensor, "L d"], queries: int, keys: int) -> Floa
 
     A table of 2 n - 1 rows holds the distances from 1 - n to n - 1 on the finer of the two grids; one of another length is resized first.
     """
-    table = resize_table(table, (2 * _larger(queries, keys) - 1,))
+    finer: Any = torch.sym_max(queries, keys)  # in a graph exported for any size no decision is made yet
+    table = resize_table(table, (2 * finer - 1,))
     query, key = torch.arange(queries, device=table.device)[:, None], torch.arange(keys, device=table.device)
-    query_step, key_step, last = _larger(keys / queries, 1.0), _larger(queries / keys, 1.0), keys - 1
-    if torch.compiler.is_exporting():  # ONNX multiplies tensors by numbers that are known, and by other tensors
-        query_step, key_step, last = (torch.scalar_tensor(x, dtype=torch.float64) for x in (query_step, key_step, last))
-    return table[(query * query_step - key * key_step + last * key_step).long()]
-
-
-def _larger(a: float, b: float) -> Any:
-    """The larger number; in a graph exported for any size no decision is made yet."""
-    return torch.sym_max(a, b)
+    return table[query * finer // queries + (keys - 1 - key) * finer // keys]  # whole numbers: a quotient of floats may fall below its own
 
 
 def relative_logits(
