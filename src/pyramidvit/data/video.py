@@ -143,16 +143,22 @@ def _with_torchcodec(stream: Stream, wanted: np.ndarray) -> np.ndarray:
     """The same frames, found by torchcodec in the same stream."""
     try:
         decoders = import_module("torchcodec.decoders")
-    except (ImportError, RuntimeError, OSError) as error:  # it raises what its libraries raise when FFmpeg is missing
-        hint = "pip install 'pyramidvit[torchcodec]', and FFmpeg's shared libraries on the system"
-        raise UserError(f"torchcodec can't be used ({str(error).splitlines()[0]}). It needs {hint}; or use the reader pyav.") from error
+    except (ImportError, RuntimeError, OSError) as error:  # older versions load FFmpeg now, newer ones with the first decoder
+        raise _no_torchcodec(error) from error
     _empty_clip(stream, len(wanted), stream.video.height, stream.video.width)  # for its checks
     path, index = os.fspath(stream.path), stream.video.index
-    decoder = decoders.VideoDecoder(path, stream_index=index, dimension_order="NHWC", num_ffmpeg_threads=1)
-    begin, end = decoder.metadata.begin_stream_seconds, decoder.metadata.end_stream_seconds
     try:
+        decoder = decoders.VideoDecoder(path, stream_index=index, dimension_order="NHWC", num_ffmpeg_threads=1)
+        begin, end = decoder.metadata.begin_stream_seconds, decoder.metadata.end_stream_seconds
         frames = decoder.get_frames_played_at(np.clip(begin + wanted + EARLY, begin, np.nextafter(end, begin)).tolist())
     except (RuntimeError, ValueError, IndexError) as error:
+        if "load libtorchcodec" in str(error):
+            raise _no_torchcodec(error) from error
         reason = re.sub(r"^.*\.cpp:\d+, ", "", str(error).splitlines()[0])  # where in its code says nothing to the user
         raise VideoError(stream.path, f"{reason} (torchcodec).") from error
     return frames.data.numpy()
+
+
+def _no_torchcodec(error: Exception) -> UserError:
+    hint = "pip install 'pyramidvit[torchcodec]', and FFmpeg's shared libraries on the system"
+    return UserError(f"torchcodec can't be used ({str(error).splitlines()[0]}). It needs {hint}; or use the reader pyav.")
