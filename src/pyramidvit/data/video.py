@@ -150,13 +150,17 @@ def _with_torchcodec(stream: Stream, wanted: np.ndarray) -> np.ndarray:
     try:
         decoder = decoders.VideoDecoder(path, stream_index=index, dimension_order="NHWC", num_ffmpeg_threads=1)
         begin, end = decoder.metadata.begin_stream_seconds, decoder.metadata.end_stream_seconds
-        frames = decoder.get_frames_played_at(np.clip(begin + wanted + EARLY, begin, np.nextafter(end, begin)).tolist())
+        moments = np.maximum(begin + wanted + EARLY, begin)
+        inside = moments[moments < end].tolist()
+        frames = [decoder.get_frames_played_at(inside).data.numpy()] if inside else []
+        if beyond := len(moments) - len(inside):  # the last frame, which has no time of its own where the file gives it no duration
+            frames.append(np.repeat(decoder.get_frame_at(len(decoder) - 1).data.numpy()[None], beyond, 0))
     except (RuntimeError, ValueError, IndexError) as error:
         if "load libtorchcodec" in str(error):
             raise _no_torchcodec(error) from error
         reason = re.sub(r"^.*\.cpp:\d+, ", "", str(error).splitlines()[0])  # where in its code says nothing to the user
         raise VideoError(stream.path, f"{reason} (torchcodec).") from error
-    return frames.data.numpy()
+    return np.concatenate(frames)
 
 
 def _no_torchcodec(error: Exception) -> UserError:
