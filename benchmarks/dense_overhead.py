@@ -6,7 +6,7 @@ second stage count as network. Random weights find nothing sensible, so the scor
 the mask of each is an ellipse in its box, and the class logits are those of some 60 regions, whatever the heads said: noise would have more
 runs and borders than pictures have (``--noise`` leaves them). A number is the median over turns. Run on a quiet machine:
 
-    GOMP_SPINCOUNT=2000 python benchmarks/dense_overhead.py --turns 15 --out benchmarks/results/dense_overhead.json
+    GOMP_SPINCOUNT=20000 python benchmarks/dense_overhead.py --turns 15 --out benchmarks/results/dense_overhead.json
 """
 
 import argparse

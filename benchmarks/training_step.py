@@ -5,7 +5,7 @@ torchvision, and the published RetinaNet on `pvt_v2_b0` beside torchvision's fea
 take turns in one process after warm-up; a number is the median. A profile of three further steps tells the kinds of work. Run on a quiet
 machine:
 
-    GOMP_SPINCOUNT=2000 python benchmarks/training_step.py --out benchmarks/results/training_step.json
+    GOMP_SPINCOUNT=20000 python benchmarks/training_step.py --out benchmarks/results/training_step.json
 """
 
 import argparse

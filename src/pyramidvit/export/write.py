@@ -27,7 +27,8 @@ from pyramidvit.weights import WeightsMeta
 Precision = Literal["fp32", "fp16", "int8"]
 WORKSHOP = f"{TEMP_PREFIX}export-"
 """Starts the name of the folder in which an export is made, the number of its process follows."""
-HOUR = 3600.0
+LEFT_AFTER = 3600.0
+"""Seconds without anything new after which a workshop may have been left by a kill."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _sweep(folder: Path) -> None:
     """Remove the workshops that a kill left: the process is gone, and, as it may be on another machine, nothing was new for an hour."""
     for left in folder.glob(f"{WORKSHOP}*"):
         with suppress(OSError):  # it is somebody else's, or they are removing it too
-            if time.time() - left.stat().st_mtime > HOUR and not _runs(left.name.removeprefix(WORKSHOP).partition("-")[0]):
+            if time.time() - left.stat().st_mtime > LEFT_AFTER and not _runs(left.name.removeprefix(WORKSHOP).partition("-")[0]):
                 shutil.rmtree(left)
 
 
@@ -171,10 +172,10 @@ def _runs(process: str) -> bool:
         return True
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it is somebody else's
+        pass
     return True
 
 

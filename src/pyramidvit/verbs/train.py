@@ -94,7 +94,7 @@ def settle(settings: RunConfig | None, file: Path | None, preset: Preset | None,
 def _show_plan(config: RunConfig, data: Path | None, console: Console) -> int:
     """Print what a run would do; without data, for as many classes as ImageNet has."""
     task: Task = TASKS[config.task](config, [f"class {i}" for i in range(ASSUMED_CLASSES)]) if data is None else build_task(config, data)
-    read_one(task)
+    _read_one(task)
     table, notes = plan_run(task, config, None if task.data is None else len(task.data.splits["train"]))
     console.print(table)
     for note in notes:
@@ -111,7 +111,7 @@ def check_settings(task: Task, console: Console) -> None:
         if finding.level == "error":
             raise UserError(finding.message)
         console.print(f"{finding.level}: {finding.message}", markup=False)
-    read_one(task)
+    _read_one(task)
     make_accelerator(task.config.loop.device, task.config.loop.precision)
     model: Any = task.model()
     model.backbone.check_size(task.preprocess.size)
@@ -119,7 +119,7 @@ def check_settings(task: Task, console: Console) -> None:
         console.print(f"{task.config.model.weights}: {task.load_report}", markup=False)
 
 
-def read_one(task: Task) -> None:
+def _read_one(task: Task) -> None:
     """Read the first training sample, so that a missing package or settings that don't fit the files are said now."""
     if task.data is not None and task.data.splits["train"]:
         with contextlib.suppress(BadFileError):  # what becomes of a bad file is for training to decide
