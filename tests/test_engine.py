@@ -3,6 +3,7 @@
 As a script it trains the tiny task in a process of its own: ``python test_engine.py FOLDER SETTINGS``, with settings as JSON.
 """
 
+import atexit
 import io
 import json
 import math
@@ -775,7 +776,7 @@ def test_a_real_network_on_pictures_resumes_bit_equal(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
-    """PB-90: 21 held-out samples are counted once each; only the first process writes."""
+    """PB-90: 21 held-out samples are counted once each; only the first process writes. Neither leaves its group to be torn down."""
     options = {"accumulate": 1, "epochs": 2, "ema_decay": 0.5}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
     done = subprocess.run(
@@ -788,6 +789,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [result["n"] for result in results] == [21, 21]
+    assert done.stdout.splitlines().count("no process group") == 2
     run_tiny(tmp_path / "one", Recorder(23), batch_size=8, **options)
     one, two = newest(tmp_path / "one"), newest(tmp_path / "two")
     assert one.progress.step == two.progress.step
@@ -802,6 +804,8 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
 
 def main(folder: Path, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    if "WORLD_SIZE" in os.environ:  # one of several processes; this runs after whatever training leaves to the end of the process
+        atexit.register(lambda: print("process group" if torch.distributed.is_initialized() else "no process group", flush=True))
     seconds, resume, plain = options.pop("seconds", 0.0), options.pop("resume", False), options.pop("plain", None)
     print("ready", flush=True)
     task = Recorder(plain) if plain else TinyTask(train=TinyData(23, seconds=seconds))

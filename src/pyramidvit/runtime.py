@@ -1,5 +1,6 @@
 """The process that computes: device and precision, seeds, determinism, signals."""
 
+import atexit
 import hashlib
 import os
 import random
@@ -35,7 +36,17 @@ def make_accelerator(device: Device = "auto", precision: Precision = "auto") -> 
     if precision == "fp16" and chosen == "cpu":
         raise UserError("fp16 needs an accelerator with a loss scaler and the device is the CPU; use bf16 or fp32.")
     AcceleratorState._reset_state(reset_partial_state=True)  # else a second run in one process could have no other device or precision
-    return Accelerator(cpu=chosen == "cpu", mixed_precision="no" if precision == "fp32" else precision)
+    accelerator = Accelerator(cpu=chosen == "cpu", mixed_precision="no" if precision == "fp32" else precision)
+    if accelerator.num_processes > 1:
+        atexit.unregister(_leave_group)
+        atexit.register(_leave_group)
+    return accelerator
+
+
+def _leave_group() -> None:
+    """End the process group's threads while the interpreter still stands: one that outlives it ends the process with SIGABRT."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def compiled(network: nn.Module, *, dynamic: bool | None, backend: str | Callable[..., Any] = "inductor") -> nn.Module:
