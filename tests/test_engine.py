@@ -805,7 +805,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path: Path) -> None:
 def main(folder: Path, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:  # one of several processes; this runs after whatever training leaves to the end of the process
-        atexit.register(lambda: print("process group" if torch.distributed.is_initialized() else "no process group", flush=True))
+        atexit.register(lambda: sys.stdout.write("process group\n" if torch.distributed.is_initialized() else "no process group\n"))
     seconds, resume, plain = options.pop("seconds", 0.0), options.pop("resume", False), options.pop("plain", None)
     print("ready", flush=True)
     task = Recorder(plain) if plain else TinyTask(train=TinyData(23, seconds=seconds))
