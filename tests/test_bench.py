@@ -65,11 +65,17 @@ def row(label: str, seconds: list[float], macs: int = 10**9) -> Row:
     return Row(label, "torch", (4, 3, 32, 32), tuple(seconds), macs, None)
 
 
-def test_turns_rotate_so_that_everyone_goes_first():
+def test_turns_rotate_so_that_everyone_goes_first_and_finds_the_machine_as_its_own_last_step_left_it():
     order: list[str] = []
     seconds = take_turns([partial(order.append, name) for name in "abc"], 3, warm_up=1)
-    assert "".join(order) == "abc" + "abc" + "bca" + "cab"
+    assert "".join(order) == "abc" + "aabbcc" + "bbccaa" + "ccaabb"
     assert [len(times) for times in seconds] == [3, 3, 3]
+
+
+def test_a_step_without_others_finds_it_so_anyway():
+    order: list[str] = []
+    assert [len(times) for times in take_turns([partial(order.append, "a")], 3)] == [3]
+    assert "".join(order) == "aaaa"
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.export import verify as verifying
 from pyramidvit.export import write
 from pyramidvit.export.exported import load_exported
+from pyramidvit.export.formats import write_openvino
 from pyramidvit.export.program import Traced
 from pyramidvit.export.runtimes import PACKAGES, Backend, ByShape
 from pyramidvit.export.smaller import write_halves
@@ -120,6 +121,30 @@ def test_halves_are_half_as_large(exported: Path, tmp_path: Path) -> None:
     assert (tmp_path / "half.onnx").stat().st_size < 0.6 * exported.stat().st_size
     assert half.description.precision == "fp16"
     torch.testing.assert_close(half(x), file(x), rtol=0, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_openvino_computes_its_files_of_halves_in_halves(exported: Path, tmp_path: Path) -> None:
+    """Where the processor can; ``exact`` or full precision is float32 everywhere."""
+    openvino = pytest.importorskip("openvino")
+    files = [tmp_path / "full.xml", tmp_path / "half.xml"]
+    full = load_exported(exported, "onnx")
+    for file, precision in zip(files, ("fp32", "fp16"), strict=True):
+        write_openvino(file, exported, replace(full.description, precision=precision))
+    kept, half, exact = load_exported(files[0]), load_exported(files[1]), load_exported(files[1], exact=True)
+    x = torch.randn(2, 3, 96, 64)
+    expected = full(x)
+    torch.testing.assert_close(kept(x), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(exact(x), expected, rtol=0, atol=1e-2)
+    torch.testing.assert_close(half(x), expected, rtol=0, atol=5e-2)
+    used = []
+    for file in (kept, exact, half):
+        assert isinstance(file.run, ByShape)
+        (request,) = file.run.own.values()
+        used.append(request.get_compiled_model().get_property("INFERENCE_PRECISION_HINT").to_string())
+    able = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    assert used[:2] == ["f32", "f32"]
+    assert not able or used[2] == "bf16"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.export.detectors import find_boxes, find_masks, propose
 from pyramidvit.export.exported import Exported, load_exported
 from pyramidvit.export.suppress import suppress
+from pyramidvit.export.translations import translations
 from pyramidvit.export.verify import compare, reference, settled
 from pyramidvit.models import BACKBONES, mask_rcnn, retinanet
 from pyramidvit.models.box_coder import decode, shifted
@@ -107,6 +108,24 @@ def test_suppression_keeps_the_best_of_each_group() -> None:
     kept = suppress(boxes, scores, 0.5, 10)
     assert kept.tolist() == torch.tensor([[[0.0, 0.9, 0.3, 0.0], [0.0, 0.0, 0.0, 0.8]]]).tolist()
     assert (suppress(boxes, scores, 0.5, 1) > 0).sum(2).tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("places", [(5,), (6, 7), (2, 3, 4)])
+def test_group_norm_in_operators_of_onnx(places: tuple[int, ...], affine: bool, tmp_path: Path) -> None:
+    """Of any rank, with weights and without, and where the mean is far larger than the deviation."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    norm = torch.nn.GroupNorm(3, 12, eps=1e-3, affine=affine).eval().requires_grad_(False)
+    if affine:
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+    x = torch.randn(2, 12, *places) + torch.arange(24.0).reshape(2, 12, *[1] * len(places)) * 10
+    torch.onnx.export(norm, (x,), tmp_path / "norm.onnx", dynamo=True, custom_translation_table=translations(), verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "norm.onnx", providers=["CPUExecutionProvider"])
+    assert "InstanceNormalization" not in (tmp_path / "norm.onnx").read_bytes().decode(errors="ignore")
+    torch.testing.assert_close(
+        torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]), norm(x), rtol=0, atol=2e-5
+    )
 
 
 def test_boxes_are_shifted_then_cut() -> None:

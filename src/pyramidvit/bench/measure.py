@@ -138,7 +138,11 @@ def check_alike(shapes: Mapping[str, tuple[int, ...]]) -> None:
 def take_turns(
     steps: Sequence[Step], rounds: int, *, warm_up: int = 1, report: Callable[[str], None] = lambda _: None
 ) -> list[list[float]]:
-    """Seconds of each step, round by round; who goes first changes, so that nobody always finds a warm cache."""
+    """Seconds of each step, round by round; who goes first changes.
+
+    A step that comes after another's runs once untimed before: threads of another library still wait busily for a while after its last
+    step, which takes cores from this one, and the caches hold what was another's.
+    """
     for number, step in enumerate(steps):
         report(f"warming up {number + 1} of {len(steps)}")
         for _ in range(warm_up):
@@ -148,6 +152,8 @@ def take_turns(
         report(f"round {turn + 1} of {rounds}")
         for i in range(len(steps)):
             who = (i + turn) % len(steps)
+            if len(steps) > 1:
+                steps[who]()
             started = time.perf_counter()
             steps[who]()
             seconds[who].append(time.perf_counter() - started)

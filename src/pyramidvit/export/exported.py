@@ -42,9 +42,12 @@ def check_input(description: Description, images: Tensor) -> None:
         raise UserError(f"This file takes clips of {frames} frames only, got {images.shape[2]}.")
 
 
-def load_exported(path: Path, backend: Backend = "auto") -> Exported:
-    """A file that `export` wrote, ready to run. UserError when there is none, it may not be trusted, or nothing installed runs it."""
+def load_exported(path: Path, backend: Backend = "auto", *, exact: bool = False) -> Exported:
+    """A file that `export` wrote, ready to run, with ``exact`` in float32 even if it is one of halves.
+
+    UserError when there is none, it may not be trusted, or nothing installed runs it.
+    """
     if not path.is_file():
         raise UserError(f"There is no file {path}. Expected a run folder, a weights file, or an exported .onnx, .xml or .pt2 file.")
     chosen = choose(backend, READERS[path.suffix.lower()])
-    return Exported(*open_file(path, chosen), chosen)
+    return Exported(*open_file(path, chosen, exact=exact), chosen)

@@ -13,7 +13,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.export.describe import KEY, Description
 from pyramidvit.export.graphs import Graph
 from pyramidvit.export.program import Traced
-from pyramidvit.export.suppress import onnx_suppress, suppress
+from pyramidvit.export.translations import translations
 
 Format = Literal["onnx", "openvino", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
@@ -44,7 +44,7 @@ def write_onnx(path: Path, traced: Traced, graph: Graph, description: Descriptio
             input_names=list(graph.inputs),
             output_names=list(graph.outputs),
             opset_version=OPSET,
-            custom_translation_table={suppress._opoverload: onnx_suppress},
+            custom_translation_table=translations(),
             external_data=False,
             dynamo=True,
             verbose=False,

@@ -52,14 +52,19 @@ def choose(backend: Backend, able: Sequence[Backend]) -> Backend:
     return backend
 
 
-def open_file(path: Path, backend: str) -> tuple[Description, Run]:
-    """What a file says about itself, and its graph, ready to run. UserError, BadFileError when it can't be used or may not be trusted."""
+def open_file(path: Path, backend: str, *, exact: bool = False) -> tuple[Description, Run]:
+    """What a file says about itself, and its graph, ready to run. UserError, BadFileError when it can't be used or may not be trusted.
+
+    OpenVINO computes its own files in halves as well where the processor has such products, unless ``exact``.
+    """
     if path.suffix.lower() == ".pt2":
         return _open_program(path, compiled=backend == "compile")
     if path.suffix.lower() == ".xml":
         check_openvino(path)
-        text, run = _openvino(path)
-        return Description.from_json(text, path), run
+        run = _openvino(path)
+        description = Description.from_json(run.text, path)
+        run.exact = exact or description.precision != "fp16"
+        return description, run
     model = open_onnx(path)
     description = Description.from_json({entry.key: entry.value for entry in model.metadata_props}.get(KEY), path)
     del model  # a runtime reads it again, and large ones fill the memory
@@ -68,7 +73,7 @@ def open_file(path: Path, backend: str) -> tuple[Description, Run]:
 
 def run_onnx(path: Path, backend: str) -> Run:
     """Any ONNX file of our own making, with a description or without, ready to run."""
-    return _openvino(path)[1] if backend == "openvino" else _onnx_runtime(path)
+    return _openvino(path) if backend == "openvino" else _onnx_runtime(path)
 
 
 def _onnx_runtime(path: Path) -> Run:
@@ -90,8 +95,7 @@ def _onnx_runtime(path: Path) -> Run:
     return run
 
 
-def _openvino(path: Path) -> tuple[str | None, Run]:
-    """What a graph says about itself under our key, if anything, and the graph."""
+def _openvino(path: Path) -> "ByShape":
     import openvino  # noqa: PLC0415
 
     core = openvino.Core()
@@ -100,15 +104,19 @@ def _openvino(path: Path) -> tuple[str | None, Run]:
         text = str(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else None
     except RuntimeError as error:
         raise BadFileError(path, f"OpenVINO can't use it ({_line(error)}).") from None
-    return text, ByShape(path, core, model)
+    return ByShape(path, core, model, text)
 
 
 class ByShape:
     """A graph of OpenVINO that runs for any shape, and graphs of their own for the first and for one that comes often: they know their
-    shape, which makes them up to 2.4 times as fast. One runs at a time, whoever asks, since each has all cores."""
+    shape, which makes them up to 2.4 times as fast. One runs at a time, whoever asks, since each has all cores.
 
-    def __init__(self, path: Path, core: Any, model: Any) -> None:
-        self.path, self.core, self.model = path, core, model
+    ``text`` is what it says about itself under our key, if anything; ``exact`` that it computes in float32, not in what is fastest here.
+    """
+
+    def __init__(self, path: Path, core: Any, model: Any, text: str | None) -> None:
+        self.path, self.core, self.model, self.text = path, core, model, text
+        self.exact = True
         self.own: dict[tuple[tuple[int, ...], ...], Any] = {}
         self.any: Any = None
         self.making = 0.0  # seconds
@@ -138,7 +146,9 @@ class ByShape:
         return self.any
 
     def _compile(self, shapes: tuple[tuple[int, ...], ...] | None) -> Any:
-        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+        if self.exact:
+            settings["INFERENCE_PRECISION_HINT"] = "f32"
         started = time.perf_counter()
         try:
             model = self.model if shapes is None else self.model.clone()

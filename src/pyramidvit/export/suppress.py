@@ -3,8 +3,6 @@
 Shapes: B rows (pictures, or pictures and classes), G groups within which boxes compete, N boxes of a row; boxes are xyxy pixels.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torchvision.ops import nms
@@ -28,16 +26,3 @@ def suppress(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:
 @suppress.register_fake
 def _(boxes: Tensor, scores: Tensor, iou: float, limit: int) -> Tensor:  # noqa: ARG001
     return torch.empty_like(scores)
-
-
-def onnx_suppress(boxes: Any, scores: Any, iou: float, limit: int) -> Any:
-    """The same in operators of ONNX, for the exporter; values are onnxscript's."""
-    from onnxscript import opset20  # noqa: PLC0415
-
-    op: Any = opset20  # whose own types speak of constants, not of values
-
-    limits = op.Constant(value_ints=[limit]), op.Constant(value_floats=[iou]), op.Constant(value_floats=[0.0])
-    chosen = op.NonMaxSuppression(boxes, scores, *limits)
-    nothing = op.Mul(scores, op.Constant(value_float=0.0))
-    kept = op.GatherND(scores, chosen)  # (number chosen,), whose rows are (row, group, box)
-    return op.ScatterND(nothing, chosen, kept)

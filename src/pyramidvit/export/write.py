@@ -110,7 +110,7 @@ def export(
         if precision != "fp32":
             progress(f"converting to {precision}")
             kept, after = _smaller(folder, full, format, replace(description, precision=precision), calibration)
-            differences = verify(model, after, declared) if precision in TOLERANCE else []
+            differences = verify(model, load_exported(kept, format, exact=True), declared) if precision in TOLERANCE else []
             if accept is not None:
                 accept(before, after)
         size = sum(file.stat().st_size for file in _files(kept, format))

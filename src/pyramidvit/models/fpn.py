@@ -6,6 +6,7 @@ Conventions of MMDetection's FPN, with which PVT was published. Shapes: B batch,
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class PointConv(nn.Conv2d):
         super().__init__(in_channels, width, 1)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H W"]:
+        if torch.compiler.is_exporting():
+            return super().forward(input)
         return to_map(linear(to_tokens(input), self.weight.flatten(1), self.bias))
 
 

@@ -99,7 +99,7 @@ def export(
         run: Run folder, a weights file of ours, or the name of published weights.
         format: onnx, openvino (.xml and .bin) or torch (.pt2); what --out ends in, or onnx.
         out: File to write; in exports/ of the run, or here for weights, if not given.
-        fp16: Keep weights in halves: the file is half as large.
+        fp16: Keep weights in halves: the file is half as large. OpenVINO computes with halves, too, where the processor can.
         int8: Compute in 8-bit integers, with ranges found on this data, in the layout of training data.
         data: Data to measure what --fp16 costs; the run's own if not given.
         samples: Pictures or clips to find ranges on.
