@@ -1,9 +1,10 @@
 """Exported networks beside the same networks in torch, and beside the other implementation's own export through the same runtime.
 
 pvt_v2_b2 with the weights of timm at 224x224: ours in ONNX Runtime and OpenVINO, the one of timm in eager torch and exported by torch.onnx
-into the same runtimes. RetinaNet and Mask R-CNN on pvt_v2_b0 with everything that selects objects, beside themselves in eager torch. A
-folder of 200 photos of 640x480 from files to answers, with and without annotated pictures, beside the bare network on as many batches. All
-of a kind take turns in one process after warm-up; a number is the median. Run on a quiet machine:
+into the same runtimes. RetinaNet and Mask R-CNN on pvt_v2_b0 with everything that selects objects, beside themselves in eager torch. Where
+the processor has products of halves (bfloat16), also ours as OpenVINO's file of halves, which no ratio counts. A folder of 200 photos of
+640x480 from files to answers, with and without annotated pictures, beside the bare network on as many batches. All of a kind take turns in
+one process after warm-up; a number is the median. Run on a quiet machine:
 
     python benchmarks/exports.py --out benchmarks/results/exports.json
     python benchmarks/exports.py --name pvt_v2_b0 --batches 1 --turns 3 --size 64 --detector-size 128 --photos 16   # to see that it runs
@@ -20,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import openvino
 import timm
 import torch
 from PIL import Image
@@ -31,13 +33,17 @@ from pyramidvit.bench.measure import Contestant, Step, busy_machine, busy_share,
 from pyramidvit.config import RunConfig
 from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.export.backend import anonymous
+from pyramidvit.export.exported import load_exported
+from pyramidvit.export.graphs import backbone_of
 from pyramidvit.export.runtimes import Backend, run_onnx
 from pyramidvit.export.verify import reference, settled
+from pyramidvit.export.write import export
 from pyramidvit.models import mask_rcnn, retinanet
 from pyramidvit.predict import Predicted, Predictor, find_pictures
 from pyramidvit.predict import load as load_predictor
 from pyramidvit.tasks.table import TASKS
-from pyramidvit.weights import load
+from pyramidvit.types import Preprocess
+from pyramidvit.weights import WeightsMeta, load
 
 RUNTIMES: tuple[Backend, ...] = ("onnx", "openvino")
 PHOTO_BATCH = 8
@@ -71,6 +77,18 @@ def our_export(name: str, runtime: Backend) -> nn.Module:
     return anonymous(ours(name), runtime)
 
 
+def halves(model: nn.Module) -> dict[str, nn.Module]:
+    """The network as OpenVINO's file of halves, if this processor computes with them."""
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        return {}
+    shape = backbone_of(model).input_shape
+    meta = WeightsMeta("network", "classify", (), Preprocess.for_channels(shape[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.xml"
+        export(model, meta, shape, path, "openvino", precision="fp16")
+        return {"openvino, halves": load_exported(path)}
+
+
 def timed(steps: dict[str, Step], turns: int) -> dict[str, float]:
     """Median seconds of each."""
     with torch.inference_mode():
@@ -87,6 +105,7 @@ def classifier(name: str, batch: int, size: int, turns: int) -> dict[str, Any]:
         steps[f"timm {runtime}"] = partial(run, x)
     for runtime in RUNTIMES:
         steps[f"ours {runtime}"] = partial(our_export(name, runtime), x)
+    steps |= {f"ours {key}": partial(exported, x) for key, exported in halves(ours(name)).items()}
     before = peak_flops()
     seconds = timed(steps, turns)
     peak = max(before, peak_flops())
@@ -113,9 +132,8 @@ def detector(head: str, size: int, turns: int) -> dict[str, Any]:
     nn.init.normal_(model.get_parameter("classes.weight" if head == "retinanet" else "roi_heads.box.classes.weight"), 0, 0.2)
     x, valid = torch.randn(1, 3, size, size), [(size, size)]
     steps: dict[str, Step] = {"eager": lambda: reference(model, x, valid)}
-    for runtime in RUNTIMES:
-        exported = anonymous(model, runtime)
-        steps[runtime] = lambda exported=exported: settled(exported(x), valid)
+    for key, exported in ({runtime: anonymous(model, runtime) for runtime in RUNTIMES} | halves(model)).items():
+        steps[key] = lambda exported=exported: settled(exported(x), valid)
     seconds = timed(steps, turns)
     with torch.inference_mode():
         objects = len(reference(model, x, valid)[0].boxes)

@@ -27,10 +27,11 @@ Threads = Annotated[int | None, Parameter(validator=Number(gte=1), show_default=
 Several = Parameter(consume_multiple=True, negative="", show_default=lambda values: " ".join(map(str, values)) or "none")
 
 METHOD = """\
-All networks are warmed up and take turns, round by round, in one process, on random pictures and the CPU. Peak memory is what a step
-needs beside weights and input: how far the resident memory of a fresh process rises in three steps (VmHWM, on Linux). The peak is that
-of the best of several products of two 2048x2048 matrices. A warning comes when something else takes more than 15 % of the cores' time in
-half a second right before the measurement; where the system doesn't count that, when the load average does."""
+All networks are warmed up and take turns, round by round, in one process, on random pictures and the CPU: a step untimed, since threads of
+the one before still wait busily for a while, then one timed. Peak memory is what a step needs beside weights and input: how far the
+resident memory of a fresh process rises in three steps (VmHWM, on Linux). The peak is that of the best of several products of two
+2048x2048 matrices. A warning comes when something else takes more than 15 % of the cores' time in half a second right before the
+measurement; where the system doesn't count that, when the load average does."""
 
 bench = App(name="bench", help_epilogue=METHOD, default_parameter=Parameter(negative_iterable=()))
 
