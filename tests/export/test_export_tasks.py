@@ -13,6 +13,7 @@ import pyramidvit
 from pyramidvit.bench.measure import in_fresh_process
 from pyramidvit.config import RunConfig
 from pyramidvit.errors import UserError
+from pyramidvit.export import write
 from pyramidvit.export.detectors import find_boxes, find_masks, propose
 from pyramidvit.export.exported import Exported, load_exported
 from pyramidvit.export.suppress import suppress
@@ -25,6 +26,7 @@ from pyramidvit.models.pvt_v2 import average_to
 from pyramidvit.models.rpn import propose as propose_one_by_one
 from pyramidvit.predict import Predictor
 from pyramidvit.tasks.table import TASKS
+from pyramidvit.types import Batch
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -168,6 +170,25 @@ def test_detectors_as_files(task: str, suffix: str, pictures: torch.Tensor, tmp_
     picture = np.random.default_rng(0).integers(0, 255, (120, 170, 3), np.uint8)
     alone = pyramidvit.load(tmp_path / f"model{suffix}")
     assert abs(len(alone(picture).prediction) - len(owner(picture).prediction)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["detect", "instances"])
+def test_detectors_in_8_bits(task: str, pictures: torch.Tensor, tmp_path: Path) -> None:
+    """OpenVINO runs them at a shape of its own graphs and at any other, which needs what it forgets of boxes in graphs of 8 bits."""
+    pytest.importorskip("openvino")
+    owner = predictor(task, head=SMALL)
+    batch = Batch(pictures[:1], (None,), ("drawn",), ((160, 224),), ((160, 224),))
+    meta = owner.task.weights_meta(owner.task.measured)
+    write.export(owner.model, meta, owner.task.input_shape, tmp_path / "model.xml", "openvino", precision="int8", calibration=[batch])
+    file = load_exported(tmp_path / "model.xml")
+    for x in (pictures, pictures[:1], pictures[:2, :, :96, :128]):
+        valid = [(x.shape[2], x.shape[3])] * len(x)
+        found = settled(file(x), valid)
+        assert len(found) == len(x)
+        assert len(found[0].boxes) > 3
+        assert bool((found[0].boxes >= 0).all())
+        assert float(found[0].boxes.max()) <= max(valid[0])
 
 
 def overlook_empty(owner: Predictor, empty: torch.Tensor) -> None:

@@ -25,6 +25,8 @@ def _operators() -> Any:
 
 def _suppress(boxes: Any, scores: Any, iou: float, limit: int) -> Any:
     op = _operators()
+    # OpenVINO forgets in graphs of 8 bits for any size that boxes have four numbers, and needs to know.
+    boxes = op.Gather(boxes, op.Constant(value_ints=[0, 1, 2, 3]), axis=2)
     limits = op.Constant(value_ints=[limit]), op.Constant(value_floats=[iou]), op.Constant(value_floats=[0.0])
     chosen = op.NonMaxSuppression(boxes, scores, *limits)
     nothing = op.Mul(scores, op.Constant(value_float=0.0))
