@@ -38,7 +38,7 @@ class PointConv(nn.Conv2d):
         super().__init__(in_channels, width, 1)
 
     def forward(self, input: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C2 H W"]:
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting():  # a runtime knows best what it is, and need not change the order of the memory
             return super().forward(input)
         return to_map(linear(to_tokens(input), self.weight.flatten(1), self.bias))
 
