@@ -350,7 +350,13 @@ def test_sigkill_and_resume_again_and_again_is_bit_equal(straight: Path, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_saves_and_says_which(straight: Path, tmp_path: Path, number: signal.Signals) -> None:
-    sender = threading.Timer(0.5, os.kill, (os.getpid(), number))
+    def send() -> None:
+        while not (tmp_path / "log.txt").exists():  # written when signals are already noted: before, one ends the process of the tests
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send, daemon=True)
     sender.start()
     before = signal.getsignal(number)
     result = run_tiny(tmp_path, TinyTask(train=TinyData(23, seconds=0.02)))
