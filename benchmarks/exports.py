@@ -21,7 +21,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import openvino
 import timm
 import torch
 from PIL import Image
@@ -35,7 +34,7 @@ from pyramidvit.cpu import keep_freed_memory
 from pyramidvit.export.backend import anonymous
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.graphs import backbone_of
-from pyramidvit.export.runtimes import Backend, run_onnx
+from pyramidvit.export.runtimes import Backend, openvino_core, run_onnx
 from pyramidvit.export.verify import reference, settled
 from pyramidvit.export.write import export
 from pyramidvit.models import mask_rcnn, retinanet
@@ -79,7 +78,7 @@ def our_export(name: str, runtime: Backend) -> nn.Module:
 
 def halves(model: nn.Module) -> dict[str, nn.Module]:
     """The network as OpenVINO's file of halves, if this processor computes with them."""
-    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if "BF16" not in openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         return {}
     shape = backbone_of(model).input_shape
     meta = WeightsMeta("network", "classify", (), Preprocess.for_channels(shape[0]))

@@ -1,7 +1,10 @@
 """Exported files give what the network gives, at sizes and batches they were not traced with, and nothing is left that doesn't."""
 
 import json
+import os
 import resource
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +22,7 @@ from pyramidvit.export import write
 from pyramidvit.export.exported import load_exported
 from pyramidvit.export.formats import write_openvino
 from pyramidvit.export.program import Traced
-from pyramidvit.export.runtimes import PACKAGES, Backend, ByShape
+from pyramidvit.export.runtimes import PACKAGES, Backend, ByShape, openvino_core
 from pyramidvit.export.smaller import write_halves
 from pyramidvit.export.verify import compare
 from pyramidvit.models.found import Found
@@ -126,7 +129,7 @@ def test_halves_are_half_as_large(exported: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_openvino_computes_its_files_of_halves_in_halves(exported: Path, tmp_path: Path) -> None:
     """Where the processor can; ``exact`` or full precision is float32 everywhere."""
-    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("openvino")
     files = [tmp_path / "full.xml", tmp_path / "half.xml"]
     full = load_exported(exported, "onnx")
     for file, precision in zip(files, ("fp32", "fp16"), strict=True):
@@ -142,7 +145,7 @@ def test_openvino_computes_its_files_of_halves_in_halves(exported: Path, tmp_pat
         assert isinstance(file.run, ByShape)
         (request,) = file.run.own.values()
         used.append(request.get_compiled_model().get_property("INFERENCE_PRECISION_HINT").to_string())
-    able = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    able = "BF16" in openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert used[:2] == ["f32", "f32"]
     assert not able or used[2] == "bf16"
 
@@ -247,6 +250,25 @@ def test_memory_stays_flat_over_many_sizes_and_threads(exported: Path, backend: 
     """PB-104: nothing is kept of a request, and every thread gets its own answer."""
     pytest.importorskip(PACKAGES[backend][0])
     assert in_fresh_process(_many_requests, str(exported), backend) < 16
+
+
+def _signal_after_openvino(path: str) -> list[int]:
+    """What a handler got of a signal to a process whose OpenVINO file was freed by another thread."""
+    got: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    files = [load_exported(Path(path), "openvino")]
+    files[0](torch.randn(1, 3, 64, 64))
+    thread = threading.Thread(target=files.clear)
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return got
+
+
+@pytest.mark.slow
+def test_signals_are_still_received_after_openvino(exported: Path) -> None:
+    pytest.importorskip("openvino")
+    assert in_fresh_process(_signal_after_openvino, str(exported)) == [signal.SIGTERM]
 
 
 def test_objects_are_compared_by_their_counterparts() -> None:

@@ -13,6 +13,7 @@ from pyramidvit.errors import UserError
 from pyramidvit.export.describe import KEY, Description
 from pyramidvit.export.graphs import Graph
 from pyramidvit.export.program import Traced
+from pyramidvit.export.runtimes import openvino_core
 from pyramidvit.export.translations import translations
 
 Format = Literal["onnx", "openvino", "torch"]
@@ -82,7 +83,7 @@ def write_openvino(path: Path, onnx_file: Path, description: Description) -> Non
         import openvino  # noqa: PLC0415
     except ImportError:
         raise UserError("Exporting to OpenVINO needs openvino: pip install 'pyramidvit[openvino]'.") from None
-    model = openvino.Core().read_model(onnx_file)  # not convert_model, which tells its maker about it
+    model = openvino_core().read_model(onnx_file)  # not convert_model, which tells its maker about it
     model.set_rt_info(description.to_json(), [KEY])
     openvino.save_model(model, path, compress_to_fp16=description.precision == "fp16")
 

@@ -4,6 +4,7 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -95,10 +96,17 @@ def _onnx_runtime(path: Path) -> Run:
     return run
 
 
-def _openvino(path: Path) -> "ByShape":
+@cache
+def openvino_core() -> Any:
+    """The one of this process, kept to its end: OpenVINO gives the thread that first compiles a stack for signals and frees it with the
+    last graph, in whatever thread that happens; the next signal would then be a segmentation fault."""
     import openvino  # noqa: PLC0415
 
-    core = openvino.Core()
+    return openvino.Core()
+
+
+def _openvino(path: Path) -> "ByShape":
+    core = openvino_core()
     try:
         model = core.read_model(path)
         text = str(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else None
