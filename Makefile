@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # One process for each core, one thread in each; a file's tests stay together, for what they share.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+# A process that dies ends in a failure with its test's name: pytest-xdist, which would start another, may then wait for ever.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadfile --max-worker-restart 0
 
 .PHONY: demo test test-fast lint types format clean
 
