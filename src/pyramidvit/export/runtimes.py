@@ -106,13 +106,12 @@ def openvino_core() -> Any:
 
 
 def _openvino(path: Path) -> "ByShape":
-    core = openvino_core()
     try:
-        model = core.read_model(path)
+        model = openvino_core().read_model(path)
         text = str(model.get_rt_info([KEY]).astype(str)) if model.has_rt_info([KEY]) else None
     except RuntimeError as error:
         raise BadFileError(path, f"OpenVINO can't use it ({_line(error)}).") from None
-    return ByShape(path, core, model, text)
+    return ByShape(path, model, text)
 
 
 class ByShape:
@@ -122,8 +121,8 @@ class ByShape:
     ``text`` is what it says about itself under our key, if anything; ``exact`` that it computes in float32, not in what is fastest here.
     """
 
-    def __init__(self, path: Path, core: Any, model: Any, text: str | None) -> None:
-        self.path, self.core, self.model, self.text = path, core, model, text
+    def __init__(self, path: Path, model: Any, text: str | None) -> None:
+        self.path, self.model, self.text = path, model, text
         self.exact = True
         self.own: dict[tuple[tuple[int, ...], ...], Any] = {}
         self.any: Any = None
@@ -162,7 +161,7 @@ class ByShape:
             model = self.model if shapes is None else self.model.clone()
             if shapes is not None:
                 model.reshape(dict(enumerate(map(list, shapes))))
-            request = self.core.compile_model(model, "CPU", settings).create_infer_request()
+            request = openvino_core().compile_model(model, "CPU", settings).create_infer_request()
         except RuntimeError as error:
             raise BadFileError(self.path, f"OpenVINO can't use it ({_line(error)}).") from None
         self.making = time.perf_counter() - started
