@@ -116,7 +116,7 @@ DEMOS: dict[TaskName, Demo] = {
                 smoothing=0.0,
             ),
             optim=OptimConfig(lr=6e-4, reference_batch=16, warmup_epochs=0.5, clip_grad=1.0),
-            loop=LoopConfig(epochs=6, batch_size=16, eval_every=6, ema_decay=0.99),
+            loop=LoopConfig(epochs=5, batch_size=16, eval_every=5, ema_decay=0.99),
         ),
     ),
 }
